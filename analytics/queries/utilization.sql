@@ -1,0 +1,13 @@
+-- How busy are the devices while they are looked at?
+select
+    coalesce(node, '?') as node,
+    index,
+    model,
+    device_id,
+    samples,
+    round(utilization, 1) as utilization,
+    round(memory_used_mb) as memory_used_mb,
+    round(power_w, 1) as power_w,
+    max_temperature_c
+from utilization_by_device
+order by node, index, device_id;

@@ -1,0 +1,13 @@
+-- Who uses the devices, and who waits for them?
+select
+    user_name,
+    count(*) as jobs,
+    count(*) filter (where state = 'waiting') as waiting,
+    count(*) filter (where state = 'running') as running,
+    count(*) filter (where outcome = 'completed') as completed,
+    round(sum(gpus * run_s) / 3600, 3) as gpu_hours,
+    round(avg(turnaround_s), 1) as avg_turnaround_s,
+    round(avg(queueing_s), 1) as avg_queueing_s
+from job_history
+group by user_name
+order by gpu_hours desc, user_name;

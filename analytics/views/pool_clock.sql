@@ -1,0 +1,27 @@
+-- The first and the last moment that any fact of a pool tells of. Nothing here looks at the wall
+-- clock: what has not ended yet is counted until the pool's last fact.
+create or replace view pool_clock as
+select pool, min(time) as first_fact, max(time) as last_fact
+from (
+    select pool, submitted as time from jobs
+    union all
+    select pool, ended from job_ends join jobs using (job_id)
+    union all
+    select pool, started from attempts join jobs using (job_id)
+    union all
+    select pool, ended from attempt_ends join jobs using (job_id)
+    union all
+    select pool, since from allocations join jobs using (job_id)
+    union all
+    select pool, time from decisions
+    union all
+    select pool, time from swaps
+    union all
+    select pool, time from devices
+    union all
+    select pool, device_events.time from device_events join device_home using (device_id)
+    union all
+    select pool, latest from (select device_id, max(time) as latest from samples group by device_id)
+    join device_home using (device_id)
+)
+group by pool;

@@ -1,0 +1,8 @@
+"""Configures: the Prefect blocks that people edit in the UI. Knows nothing of runtimes."""
+
+if __name__ == "blocks":
+    raise ImportError("import gpu_flows.blocks, not blocks")
+
+from gpu_flows.blocks.cluster import GpuCluster as GpuCluster
+from gpu_flows.blocks.scheduler import GpuScheduler as GpuScheduler
+from gpu_flows.blocks.warehouse import Warehouse as Warehouse

@@ -1,0 +1,77 @@
+"""A workload that is declared: which jobs, how they arrive, which policies to compare on it."""
+
+from __future__ import annotations
+
+import random
+from itertools import accumulate
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from gpu_flows.training import registry
+
+
+class Workload(BaseModel):
+    """The same jobs, at the same moments, under each policy in turn."""
+
+    model_config = ConfigDict(extra="forbid", title="Workload")
+
+    jobs: int = Field(default=10, ge=1, le=10_000, title="Jobs", description="How many jobs to submit.")
+    arrival: Literal["at once", "steady", "batches", "poisson"] = Field(
+        default="batches",
+        title="Arrival",
+        description="All at once, one every gap, five every gap, or at random with that mean gap.",
+    )
+    gap_seconds: float = Field(
+        default=10, ge=0, le=86_400, title="Gap (seconds)", description="Time between arrivals."
+    )
+    gpus: list[int] = Field(
+        default_factory=lambda: [1, 2, 4, 1],
+        min_length=1,
+        title="GPUs",
+        description="Devices of the jobs, in turn.",
+    )
+    models: list[str] = Field(
+        default_factory=lambda: [*registry.names()],
+        min_length=1,
+        title="Models",
+        description="Models to train, in turn.",
+    )
+    seconds: list[float] = Field(
+        default_factory=lambda: [5.0, 10.0],
+        min_length=1,
+        title="Training time (seconds)",
+        description="How long each job trains, in turn.",
+    )
+    policies: list[str] = Field(
+        default_factory=lambda: ["fifo", "round_robin"],
+        min_length=1,
+        title="Policies",
+        description="The policies to compare, one after the other. The pool's own is restored afterwards.",
+    )
+    seed: int = Field(default=0, ge=0, title="Seed", description="The same seed gives the same arrivals.")
+
+    def arrivals(self) -> list[float]:
+        """Seconds after the start at which each job arrives."""
+        if self.arrival == "at once":
+            return [0.0] * self.jobs
+        if self.arrival == "steady":
+            return [number * self.gap_seconds for number in range(self.jobs)]
+        if self.arrival == "batches":
+            return [number // 5 * self.gap_seconds for number in range(self.jobs)]
+        draw = random.Random(self.seed)
+        gaps = [draw.expovariate(1 / self.gap_seconds) if self.gap_seconds else 0.0 for _ in range(self.jobs)]
+        return [at - gaps[0] for at in accumulate(gaps)]
+
+    def job(self, number: int) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Parameters and job variables of a job, by its number from 0."""
+        seconds = self.seconds[number % len(self.seconds)]
+        config = {
+            "model": self.models[number % len(self.models)],
+            "seconds": seconds,
+            "epochs": 1_000_000,
+            "steps_per_second": 20,
+            "seed": number,
+        }
+        gpus = self.gpus[number % len(self.gpus)]
+        return {"config": config}, {"gpus": gpus, "expected_seconds": seconds}

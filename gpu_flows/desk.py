@@ -1,0 +1,111 @@
+"""The Prefect side of the dispatcher: claims runs, says how to launch them, reports their ends."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Callable
+from uuid import UUID
+
+import httpx
+from prefect.client.schemas.objects import FlowRun
+
+from gpu_flows.dispatcher import Unreachable
+from gpu_flows.intake import Intake
+from gpu_flows.job_variables import GpuJobConfiguration
+from gpu_flows.prefect_private import load_directly
+from gpu_flows.run_states import RunStates, could_not_launch, refused
+from gpu_flows.runtimes.base import Attempt, Intent, Launch, LaunchError
+from gpu_flows.schedulers.model import Job, Reason, Start
+
+ENGINE = (sys.executable, "-m", "gpu_flows.runtimes.entry")
+
+
+class PrefectDesk:
+    def __init__(
+        self,
+        pool: str,
+        intake: Intake,
+        states: RunStates,
+        identity: Callable[[], tuple[str, UUID | None]],
+        attempts_of: Callable[[str], int],
+    ) -> None:
+        self._pool, self._intake, self._states = pool, intake, states
+        self._identity = identity  # the worker's name and its id on the server
+        self._attempts_of = attempts_of
+        self._claims: dict[str, UUID] = {}  # of runs that are being launched
+
+    async def claim(self, start: Start, policy: str, planned: float) -> Launch | None:
+        run = self._intake.runs.get(start.job.id)
+        claim_id = await self._states.claim(run.id) if run else None
+        if run is None or claim_id is None:
+            return None
+        run_id = run.id
+        self._claims[start.job.id] = claim_id
+        try:
+            configuration = await self._intake.configuration(run, *self._identity())
+            at_hand = await self._intake.code_at_hand(run)
+            return self._launch(start, policy, planned, configuration, at_hand)
+        except httpx.HTTPError as error:
+            if isinstance(error, httpx.HTTPStatusError) and error.response.status_code < 500:
+                raise LaunchError(f"its job variables cannot be resolved ({error})") from error
+            await self._states.unclaim(run_id, "the server was away while it was being launched")
+            raise Unreachable(str(error)) from error  # claimed, but not to be launched now: back in line
+        except LaunchError:
+            raise
+        except Exception as error:
+            raise LaunchError(f"its job variables cannot be used ({error})") from error
+
+    def _launch(
+        self,
+        start: Start,
+        policy: str,
+        planned: float,
+        configuration: GpuJobConfiguration,
+        at_hand: tuple[str, str] | None,
+    ) -> Launch:
+        if configuration.image:
+            raise LaunchError(
+                f"it asks for the image {configuration.image!r}, and this pool runs jobs as processes. "
+                "Leave the image empty."
+            )
+        own = [] if configuration.is_using_a_runner else shlex.split(configuration.command or "")
+        directory, shortcut = configuration.working_dir, {}
+        if at_hand and not own and not directory:
+            directory, shortcut = at_hand[0], load_directly(at_hand[1])
+        env = {key: value for key, value in configuration.env.items() if value is not None}
+        return Launch(
+            job=start.job,
+            attempt=self._attempts_of(start.job.id) + 1,
+            pool=self._pool,
+            policy=policy,
+            planned=planned,
+            devices=start.devices,
+            command=tuple(own) or ENGINE,
+            env={**shortcut, **env},
+            directory=directory,
+            grace_s=configuration.grace_seconds,
+            hears_intents=not own,
+        )
+
+    async def launched(self, attempt: Attempt) -> bool:
+        run_id = UUID(attempt.launch.job.id)
+        await self._states.set_infrastructure(run_id, attempt.identifier)
+        claim_id = self._claims.pop(attempt.launch.job.id, None)
+        return claim_id is None or await self._states.covered_nothing(run_id, claim_id)
+
+    async def ended(self, launch: Launch, exit_code: int | None, intent: Intent | None) -> tuple[str, str]:
+        return await self._states.finish(UUID(launch.job.id), exit_code, intent, launch.hears_intents)
+
+    async def never_launched(self, job: Job, why: str) -> None:
+        await self._states.unclaim(UUID(job.id), why)
+
+    async def failed_to_launch(self, job: Job, why: str) -> None:
+        await self._states.fail(UUID(job.id), could_not_launch(why))
+
+    async def refuse(self, job: Job, reason: Reason) -> None:
+        await self._states.fail(UUID(job.id), refused(reason))
+
+    async def refuse_run(self, run: FlowRun, reason: Reason) -> None:
+        """A run that could not even be made a job of."""
+        await self._states.fail(run.id, refused(reason))

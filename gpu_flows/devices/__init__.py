@@ -1,0 +1,1 @@
+"""Where devices come from: NVML, or a declaration."""

@@ -1,0 +1,183 @@
+"""What a job may ask for: the form of the work pool, and what a run's answers become.
+
+Every field here is a field of the pool's form in the Prefect UI, a job variable of a deployment
+and a job variable of a single run, in rising order of precedence. Plain types with a sentinel
+default (0 or empty for "none") are used because the UI draws them as simple boxes.
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import datetime
+from typing import Any
+
+from prefect.workers.base import BaseJobConfiguration, BaseVariables
+from pydantic import BaseModel, Field, ValidationError
+
+from gpu_flows.prefect_private import QuickEnvironment
+from gpu_flows.schedulers.model import Job
+
+MOST_GPUS = 4096
+
+
+class Ask(BaseModel):
+    """The part of the form that the scheduler looks at."""
+
+    gpus: int = Field(
+        default=1,
+        ge=1,
+        le=MOST_GPUS,
+        title="GPUs",
+        description="How many devices the job needs, all at the same time.",
+    )
+    gpu_memory_gb: float = Field(
+        default=0,
+        ge=0,
+        le=4096,
+        title="GPU memory (GB per device)",
+        description=(
+            "Memory the job needs on each device. A job that states it may share a device, if the "
+            "policy allows sharing, and is never promised memory that others hold. 0 asks for whole devices."
+        ),
+    )
+    gpu_models: list[str] = Field(
+        default_factory=list,
+        title="GPU models",
+        description="Accept only these models, for example 'A100' or '*1080*'. Empty accepts any.",
+    )
+    nodes: list[str] = Field(
+        default_factory=list,
+        title="Nodes",
+        description="Accept only these nodes, for example 'node-1' or 'gpu*'. Empty accepts any.",
+    )
+    may_span_nodes: bool = Field(
+        default=False,
+        title="May span nodes",
+        description="Whether the devices may be gathered from several nodes when no single node has them.",
+    )
+    coordinator: bool = Field(
+        default=False,
+        title="Coordinator",
+        description="The job only submits and watches other runs: it starts at once and holds no device.",
+    )
+    priority: int = Field(
+        default=0,
+        ge=-1000,
+        le=1000,
+        title="Priority",
+        description="Higher is more urgent, for policies that look at it.",
+    )
+    expected_seconds: float = Field(
+        default=0,
+        ge=0,
+        title="Expected duration (seconds)",
+        description="How long the job will run, for policies that look at it. 0 means unknown.",
+    )
+    deadline_seconds: float = Field(
+        default=0,
+        ge=0,
+        title="Deadline (seconds after it was due)",
+        description="By when the job should be done, for policies that look at it. 0 means none.",
+    )
+
+
+class GpuJobVariables(BaseVariables, Ask):  # in this order the form begins with the GPUs
+    """The whole form of a `gpu` work pool."""
+
+    image: str = Field(
+        default="",
+        title="Container image",
+        description="Image to run the job in. Needs a pool whose runtime is Docker; leave empty otherwise.",
+    )
+    command: str = Field(
+        default="",
+        title="Command",
+        description="Command to run instead of the flow. Leave empty to run the flow.",
+    )
+    env: dict[str, str | None] = Field(
+        default_factory=dict,
+        title="Environment variables",
+        description="Environment variables for the job.",
+    )
+    working_dir: str = Field(
+        default="",
+        title="Working directory",
+        description="Directory the job starts in. Empty means the worker's own.",
+    )
+    grace_seconds: float = Field(
+        default=30,
+        ge=0,
+        le=3600,
+        title="Grace (seconds)",
+        description="How long a job that is asked to stop may take before it is killed.",
+    )
+    scheduler: str = Field(
+        default="default",
+        title="Scheduler block",
+        description="Name of the GPU Scheduler block that decides for this pool. Counts on the pool only.",
+    )
+    cluster: str = Field(
+        default="default",
+        title="Cluster block",
+        description="Name of the GPU Cluster block with the pool's devices. Counts on the pool only.",
+    )
+    warehouse: str = Field(
+        default="default",
+        title="Warehouse block",
+        description="Name of the Warehouse block that facts are written to. Counts on the pool only.",
+    )
+    name: str = Field(
+        default="",
+        title="Name",
+        description="Name for the job's process or container. Empty uses the run's name.",
+    )
+
+
+class GpuJobConfiguration(QuickEnvironment, BaseJobConfiguration):
+    """A run's answers, resolved: what the runtime is told. What the scheduler looks at is read from
+    the variables themselves, before anything is resolved."""
+
+    image: str = ""
+    working_dir: str = ""
+    grace_seconds: float = 30
+
+
+class BadAsk(ValueError):
+    """A run's job variables make no sense; the message names each field and what is wrong."""
+
+
+def job_of(
+    run_id: str,
+    variables: dict[str, Any],
+    *,
+    due: datetime,
+    name: str = "",
+    user: str = "",
+    line: int = 0,
+) -> Job:
+    """The job that a run with these merged job variables asks for."""
+    try:
+        ask = Ask.model_validate({key: variables[key] for key in Ask.model_fields if key in variables})
+    except ValidationError as error:
+        wrong = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
+        raise BadAsk(f"The job variables are not usable: {wrong}.") from None
+    submitted = due.timestamp()
+    return Job(
+        id=run_id,
+        submitted=submitted,
+        gpus=0 if ask.coordinator else ask.gpus,
+        memory_mb=round(ask.gpu_memory_gb * 1024),
+        name=name,
+        user=user,
+        line=line,
+        priority=ask.priority,
+        deadline=submitted + ask.deadline_seconds if ask.deadline_seconds else None,
+        expected_s=ask.expected_seconds or None,
+        nodes=_patterns(ask.nodes),
+        models=_patterns(ask.gpu_models),
+        may_span_nodes=ask.may_span_nodes,
+    )
+
+
+def _patterns(given: list[str]) -> tuple[str, ...]:
+    return tuple(pattern for pattern in (re.sub(r"\s+", " ", text).strip() for text in given) if pattern)

@@ -1,0 +1,243 @@
+"""What we write on a flow run: why it waits, that it is ours, what became of it.
+
+A run stays Scheduled until its devices are in hand. Moving it to Pending is the claim, and of two
+that try the server lets one win. But it would let either also follow a cancellation or a result:
+so the two writes that could undo somebody's decision, the claim and the note on a waiting run,
+look at the run's history afterwards, and put back what they find they have covered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime, timedelta
+from typing import TypeVar
+from uuid import UUID, uuid4
+from weakref import WeakValueDictionary
+
+import httpx
+from prefect.client.orchestration import PrefectClient
+from prefect.client.schemas.objects import FlowRun, State, StateType
+from prefect.client.schemas.responses import SetStateStatus
+from prefect.exceptions import ObjectNotFound
+from prefect.states import Cancelled, Completed, Crashed, Failed, Pending, Scheduled
+
+from gpu_flows.dispatcher import Unreachable
+from gpu_flows.runtimes.base import Intent
+from gpu_flows.schedulers.model import Reason
+
+WAITING = "AwaitingGPU"
+T = TypeVar("T")
+
+
+ABANDONED_AFTER = timedelta(minutes=2)
+
+
+def claim_mark(pool: str) -> str:
+    """What a claimed run says until its process speaks for it: who claimed it (and from where).
+    A worker that finds its own mark on a run it does not carry knows that it died in between."""
+    return f"Claimed by the gpu worker of pool {pool!r} on "
+
+
+class RunStates:
+    def __init__(self, client: PrefectClient, pool: str) -> None:
+        self._client = client
+        self._mark = claim_mark(pool)
+        self._locks: WeakValueDictionary[UUID, asyncio.Lock] = WeakValueDictionary()
+
+    def _alone_with(self, run_id: UUID) -> asyncio.Lock:
+        """Notes and claims of one run take turns: a note that arrives after a claim would undo it."""
+        return self._locks.setdefault(run_id, asyncio.Lock())
+
+    # -- waiting ------------------------------------------------------------------------------
+
+    async def explain(self, run_id: UUID, reason: Reason, still_waits: Callable[[UUID], bool]) -> None:
+        """Show on a waiting run why it waits. `still_waits` is asked last of all, because the
+        dispatcher may claim the run at any moment, and a note must never follow a claim."""
+        run = await self._client.read_flow_run(run_id)
+        due = run.next_scheduled_start_time or run.expected_start_time
+        note: State[None] = Scheduled(name=WAITING, message=str(reason), scheduled_time=due)
+        async with self._alone_with(run_id):
+            if run.state_type != StateType.SCHEDULED or not still_waits(run_id):
+                return
+            written = await self._client.set_flow_run_state(run_id, note)
+        if written.status == SetStateStatus.ACCEPT and written.state:
+            await self.covered_nothing(run_id, written.state.id)
+
+    async def covered_nothing(self, run_id: UUID, ours: UUID) -> bool:
+        """Whether the state before ours was one to wait in. If it was not, it is put back."""
+        return await until_answered(lambda: self._covered_nothing(run_id, ours)) is not False
+
+    async def _covered_nothing(self, run_id: UUID, ours: UUID) -> bool:
+        history = sorted(await self._client.read_flow_run_states(run_id), key=lambda s: s.timestamp)
+        at = next((i for i, state in enumerate(history) if state.id == ours), 0)
+        before = history[at - 1] if at else None
+        if before is None or before.type == StateType.SCHEDULED:
+            return True
+        if before.type == StateType.CANCELLING:
+            before = Cancelled(message="Cancelled while it waited.")
+        await self._client.set_flow_run_state(run_id, before.model_copy(update={"id": uuid4()}), force=True)
+        return False
+
+    # -- claiming -----------------------------------------------------------------------------
+
+    async def claim(self, run_id: UUID) -> UUID | None:
+        """The id of our claim. None if the run is not to be had. Raises Unreachable when the server
+        does not say. One request only, because a free device waits for it: whether the claim
+        covered somebody's decision is looked at while the job starts."""
+        claim: State[None] = Pending(message=f"{self._mark}{hostname()}.")
+        try:
+            async with self._alone_with(run_id):
+                answer = await self._client.set_flow_run_state(run_id, claim)
+        except ObjectNotFound:
+            return None
+        except httpx.HTTPError as error:
+            raise Unreachable(str(error) or type(error).__name__) from error
+        won = answer.status == SetStateStatus.ACCEPT and answer.state is not None
+        if not won or answer.state is None or answer.state.type != StateType.PENDING:
+            return None
+        return answer.state.id
+
+    def is_left_claimed(self, run: FlowRun) -> bool:
+        """Whether a worker claimed the run and never launched it, given that we do not carry it.
+        One of this machine was us. Of another machine's we are sure when it has been silent long."""
+        state = run.state
+        if (
+            state is None
+            or state.type != StateType.PENDING
+            or not (state.message or "").startswith(self._mark)
+        ):
+            return False
+        if state.message == f"{self._mark}{hostname()}.":
+            return True
+        return not run.infrastructure_pid and now() - state.timestamp > ABANDONED_AFTER
+
+    async def unclaim(self, run_id: UUID, why: str) -> None:
+        """Put a claimed run back in line, at its old place. Only from Pending: a run that went on
+        to run, or that was cancelled, is left as it is."""
+
+        async def put_back() -> None:
+            run = await self._client.read_flow_run(run_id)
+            if run.state_type != StateType.PENDING:
+                return
+            due = run.expected_start_time
+            state: State[None] = Scheduled(name=WAITING, message=f"Waits again: {why}.", scheduled_time=due)
+            await self._client.set_flow_run_state(run_id, state)
+
+        await until_answered(put_back)
+
+    # -- ending -------------------------------------------------------------------------------
+
+    async def finish(
+        self, run_id: UUID, exit_code: int | None, intent: Intent | None, speaks: bool
+    ) -> tuple[str, str]:
+        """Read what became of the run, and write what its process could not say itself.
+        `speaks` is whether the process reports to Prefect on its own. The outcome and a word on it."""
+        return await until_answered(lambda: self._finish(run_id, exit_code, intent, speaks)) or (
+            "lost",
+            "the run was deleted",
+        )
+
+    async def _finish(
+        self, run_id: UUID, exit_code: int | None, intent: Intent | None, speaks: bool
+    ) -> tuple[str, str]:
+        run = await self._client.read_flow_run(run_id)
+        state = run.state
+        kind = state.type if state else StateType.PENDING
+        stopped_by_us = intent == "cancel" and kind == StateType.CRASHED
+        if state and state.is_final() and not stopped_by_us:
+            return kind.value.lower(), _first_line(state.message)
+        if kind == StateType.SCHEDULED:
+            return ("preempted" if intent == "reschedule" else "rescheduled"), _first_line(
+                state.message if state else ""
+            )
+        if kind == StateType.PAUSED:
+            return "suspended", _first_line(state.message if state else "")
+        final = _closing_state(kind, exit_code, intent, speaks)
+        await self._client.set_flow_run_state(run_id, final, force=True)
+        return final.type.value.lower(), _first_line(final.message)
+
+    async def close_abandoned(self, run_id: UUID) -> None:
+        """A run that is being cancelled and that nobody carries: nothing is left to stop. One that
+        another machine launched is left to that machine."""
+
+        async def close() -> None:
+            run = await self._client.read_flow_run(run_id)
+            elsewhere = run.infrastructure_pid and run.infrastructure_pid.split(":")[0] != hostname()
+            if run.state_type == StateType.CANCELLING and not elsewhere:
+                done: State[None] = Cancelled(message="Cancelled; nothing of it was running.")
+                await self._client.set_flow_run_state(run_id, done, force=True)
+
+        await until_answered(close)
+
+    async def fail(self, run_id: UUID, state: State[None]) -> None:
+        async def write() -> None:
+            await self._client.set_flow_run_state(run_id, state, force=True)
+
+        await until_answered(write)
+
+    async def set_infrastructure(self, run_id: UUID, identifier: str) -> None:
+        async def write() -> None:
+            await self._client.update_flow_run(run_id, infrastructure_pid=identifier)
+
+        await until_answered(write)
+
+
+def refused(reason: Reason) -> State[None]:
+    state: State[None] = Failed(name="Refused", message=str(reason))
+    return state
+
+
+def could_not_launch(why: str) -> State[None]:
+    state: State[None] = Crashed(message=f"The job could not be launched: {why}")
+    return state
+
+
+def _closing_state(
+    kind: StateType, exit_code: int | None, intent: Intent | None, speaks: bool
+) -> State[None]:
+    """The final state of a run whose process is gone and said none."""
+    if kind == StateType.CANCELLING or intent == "cancel":
+        return Cancelled(message="Cancelled; its process has ended.")
+    if exit_code == 0 and not speaks:
+        return Completed(message="The command ended with exit code 0.")
+    if not speaks and exit_code is not None and exit_code > 0:
+        return Failed(message=f"The command ended with exit code {exit_code}.")
+    return Crashed(message=_explain_exit(exit_code))
+
+
+def _explain_exit(exit_code: int | None) -> str:
+    if exit_code is None:
+        return "Its process ended while no worker was watching, without reporting a result."
+    if exit_code < 0:
+        hint = " (out of memory, or killed by somebody)" if exit_code == -9 else ""
+        return f"Its process was ended by signal {-exit_code}{hint} before it reported a result."
+    return f"Its process ended with exit code {exit_code} before it reported a result; see its output."
+
+
+def _first_line(message: str | None) -> str:
+    return (message or "").strip().split("\n")[0][:500]
+
+
+async def until_answered(call: Callable[[], Awaitable[T]], pause_s: float = 2.0) -> T | None:
+    """Call until the server answers. None if what it is about was deleted meanwhile."""
+    while True:
+        try:
+            return await call()
+        except ObjectNotFound:
+            return None
+        except httpx.HTTPStatusError as error:
+            if error.response.status_code < 500 and error.response.status_code not in (408, 429):
+                raise
+        except httpx.HTTPError:
+            pass
+        await asyncio.sleep(pause_s)
+
+
+def hostname() -> str:
+    return socket.gethostname()
+
+
+def now() -> datetime:
+    return datetime.now(UTC)

@@ -1,0 +1,1 @@
+"""Carries plans out: one file per kind of place a job can run in."""

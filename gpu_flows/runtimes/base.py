@@ -1,0 +1,107 @@
+"""What a runtime is: it launches an attempt on its devices, stops it, and finds it again.
+
+The world is the ledger. Whatever a runtime starts carries its job, attempt and devices with it,
+so that a worker which was killed finds out from the world, not from its memory, what runs.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+from gpu_flows.schedulers.model import Device, Job
+
+Intent = Literal["cancel", "reschedule"]
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """Everything needed to start one attempt."""
+
+    job: Job
+    attempt: int
+    pool: str
+    policy: str
+    planned: float
+    devices: tuple[Device, ...]
+    command: tuple[str, ...]
+    env: dict[str, str] = field(default_factory=dict)
+    directory: str = ""
+    grace_s: float = 30.0
+    hears_intents: bool = True  # runs our entry, which understands a request to stop
+
+    @property
+    def id(self) -> str:
+        """The same for a second launch of the same attempt, which therefore cannot happen."""
+        return attempt_id(self.job.id, self.attempt)
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """An attempt that was launched. `identifier` is what Prefect shows as its infrastructure."""
+
+    launch: Launch
+    identifier: str
+    started: float
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a restarted worker finds. `attempt` is None when the launch never came to be."""
+
+    launch: Launch
+    attempt: Attempt | None
+    alive: bool
+
+
+class Runtime(Protocol):
+    name: str
+
+    async def launch(self, launch: Launch) -> Attempt:
+        """Start it, exactly once: launching what already runs answers with what runs."""
+        ...
+
+    async def wait(self, attempt: Attempt) -> int | None:
+        """Its exit code, when it has ended; None where nobody saw one."""
+        ...
+
+    async def stop(self, attempt: Attempt, intent: Intent) -> None:
+        """Ask it to stop, and make it stop when its grace is over. Returns once it is gone."""
+        ...
+
+    def find(self) -> list[Found]:
+        """Every attempt whose end has not been noted, alive or not."""
+        ...
+
+    def forget(self, launch: Launch) -> None:
+        """Its end has been noted everywhere."""
+        ...
+
+    def activity(self) -> dict[str, float]:
+        """How busy each live attempt was since the last call, by job id, 0 to 100."""
+        ...
+
+
+class LaunchError(RuntimeError):
+    """An attempt could not be started; the message says why and what to do."""
+
+
+def attempt_id(job_id: str, attempt: int) -> str:
+    return f"{job_id}.{attempt}"
+
+
+def device_environment(launch: Launch) -> dict[str, str]:
+    """The variables that show a job its own devices and no others."""
+    ids = ",".join(device.id for device in launch.devices)
+    nodes = list(dict.fromkeys(device.node for device in launch.devices))
+    return {
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+        "CUDA_VISIBLE_DEVICES": ids,  # a simulated id is no GPU of CUDA's: the job then sees none
+        "NVIDIA_VISIBLE_DEVICES": ids,
+        "GPU_FLOWS_DEVICES": json.dumps([device.id for device in launch.devices]),
+        "GPU_FLOWS_GPUS": str(len(launch.devices)),
+        "GPU_FLOWS_NODES": json.dumps(nodes),
+        "GPU_FLOWS_ATTEMPT": launch.id,
+        "GPU_FLOWS_GRACE_SECONDS": f"{launch.grace_s:g}",
+    }

@@ -1,0 +1,129 @@
+"""What a worker knows right now, as a small file that the command line reads.
+
+The file is written whole, about once a second, and only by the worker that acts for the pool.
+Reading it costs the server nothing, however many runs wait.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gpu_flows.devices.base import Reading
+from gpu_flows.home import pool_folder
+
+if TYPE_CHECKING:  # the command line reads a status without needing to know what an engine is
+    from gpu_flows.schedulers.engine import Engine
+
+FRESH_S = 10.0
+MOST_EXPLAINED = 2000  # beyond that a queue is listed without reasons
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    pool: str
+    worker: str
+    at: float
+    policy: dict[str, Any]  # name, options, serving, error
+    waiting: list[dict[str, Any]]
+    running: list[dict[str, Any]]
+    devices: list[dict[str, Any]]
+    trouble: str = ""  # why facts are not reaching the warehouse
+
+    @property
+    def fresh(self) -> bool:
+        return time.time() - self.at < FRESH_S
+
+
+def publish(status: Status) -> None:
+    """Replace the pool's status file. A full disk only makes the status stale."""
+    path = _path(status.pool)
+    scratch = path.with_suffix(".new")
+    try:
+        scratch.write_text(json.dumps(asdict(status)))
+        os.replace(scratch, path)
+    except OSError:
+        pass
+
+
+def read_status(pool: str) -> Status | None:
+    """The status of the pool's worker, if one acts for it on this machine now."""
+    try:
+        status = Status(**json.loads(_path(pool).read_text()))
+    except (OSError, ValueError, TypeError):
+        return None
+    return status if status.fresh else None
+
+
+def status_of(
+    pool: str,
+    worker: str,
+    engine: Engine,
+    options: dict[str, Any],
+    refused_edit: str,
+    readings: dict[str, Reading],
+    trouble: str,
+) -> Status:
+    waiting = [
+        {
+            "id": job.id,
+            "name": job.name,
+            "user": job.user,
+            "gpus": job.gpus,
+            "priority": job.priority,
+            "submitted": job.submitted,
+            "reason": reason.code,
+            "why": reason.summary,
+            "fix": reason.fix,
+        }
+        for job, reason in engine.reasons(MOST_EXPLAINED)
+    ]
+    running = [
+        {
+            "id": running.job.id,
+            "name": running.job.name,
+            "user": running.job.user,
+            "gpus": running.job.gpus,
+            "priority": running.job.priority,
+            "submitted": running.job.submitted,
+            "since": running.since,
+            "attempt": running.attempt,
+            "policy": running.policy,
+            "nodes": list(running.nodes),
+            "devices": [device.id for device in running.devices],
+        }
+        for running in engine.running.values()
+    ]
+    devices = []
+    for state in engine.cluster.devices.values():
+        reading = readings.get(state.device.id) or Reading(state.device.id)
+        node = engine.cluster.nodes.get(state.device.node)
+        devices.append(
+            {
+                **asdict(state.device),
+                "utilization": reading.utilization,
+                "memory_used_mb": reading.memory_used_mb,
+                "power_w": reading.power_w,
+                "temperature_c": reading.temperature_c,
+                "healthy": state.healthy and bool(node and node.up),
+                "detail": state.detail or (node.detail if node else ""),
+                "jobs": [
+                    engine.running[job_id].job.name for job_id in state.holders if job_id in engine.running
+                ],
+            }
+        )
+    policy = {
+        "name": engine.policy.name,
+        "options": options,
+        "serving": engine.serving.name,
+        "error": engine.policy_error or refused_edit,
+    }
+    return Status(pool, worker, time.time(), policy, waiting, running, devices, trouble)
+
+
+def _path(pool: str) -> Path:
+    return pool_folder(pool) / "status.json"

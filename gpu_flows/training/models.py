@@ -1,0 +1,67 @@
+"""The models there are. `size` scales the width: 1 takes milliseconds a step on a CPU."""
+
+from __future__ import annotations
+
+from gpu_flows.training.registry import Recipe, register
+
+
+@register("mlp")
+def mlp(size: int, samples: int) -> Recipe:
+    """Perceptron that tells interleaved spirals apart."""
+    from torch import nn
+
+    from gpu_flows.training import data
+
+    width = 64 * size
+    network = nn.Sequential(
+        nn.Linear(2, width),
+        nn.ReLU(),
+        nn.Linear(width, width),
+        nn.ReLU(),
+        nn.Linear(width, data.SPIRAL_ARMS),
+    )
+    points, arms = data.spirals(samples)
+    return Recipe(network, points, arms, nn.functional.cross_entropy)
+
+
+@register("cnn")
+def cnn(size: int, samples: int) -> Recipe:
+    """Convolutional network that reads rendered digits."""
+    from torch import nn
+
+    from gpu_flows.training import data
+
+    channels = 8 * size
+    network = nn.Sequential(
+        nn.Conv2d(1, channels, kernel_size=3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(channels, 2 * channels, kernel_size=3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(2 * channels * (data.IMAGE_SIDE // 4) ** 2, 10),
+    )
+    images, labels = data.digits(samples)
+    return Recipe(network, images, labels, nn.functional.cross_entropy)
+
+
+@register("transformer")
+def transformer(size: int, samples: int) -> Recipe:
+    """Causal language model that continues generated sentences, letter by letter."""
+    from gpu_flows.training import data, networks
+
+    network = networks.LanguageModel(len(data.ALPHABET), context=data.CONTEXT, width=32 * size)
+    letters, following = data.sentences(samples)
+    return Recipe(network, letters, following, networks.next_letter_loss)
+
+
+@register("lstm")
+def lstm(size: int, samples: int) -> Recipe:
+    """Recurrent network that forecasts the next value of noisy waves."""
+    from torch import nn
+
+    from gpu_flows.training import data, networks
+
+    past, following = data.waves(samples)
+    return Recipe(networks.Forecaster(width=32 * size), past, following, nn.functional.mse_loss)

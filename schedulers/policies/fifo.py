@@ -1,0 +1,40 @@
+"""First in, first out, as Schedulearn does it: over devices under a utilization threshold."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from gpu_flows.schedulers.model import Plan
+from gpu_flows.schedulers.placement import SharingOptions, first_fit
+from gpu_flows.schedulers.policy import Policy, State, plan_of
+
+
+class FifoOptions(SharingOptions):
+    skip: bool = Field(
+        default=False,
+        title="Skip what does not fit",
+        description="Let later jobs pass the head of the line while it does not fit.",
+    )
+
+
+class Fifo(Policy):
+    """The oldest job starts first, on the first node that has room for it.
+
+    Strict: the head of the line blocks those behind it, so nothing starves. With `skip` the
+    rest may pass it. Machines are looked at in order and their devices taken in index order,
+    which fills the first machines and leaves the last ones idle (Schedulearn, section 4.4.1).
+    """
+
+    name = "fifo"
+    Options = FifoOptions
+    options: FifoOptions
+
+    def plan(self, state: State) -> Plan:
+        draft = state.draft()
+        for job in state.waiting:
+            devices = first_fit(job, state.cluster, self.options)
+            if devices:
+                draft.start(job, devices)
+            elif not self.options.skip:
+                break
+        return plan_of(draft)

@@ -1,0 +1,120 @@
+"""What a policy is, what it sees, and how policies are found by name.
+
+A policy is one class in one file. Those in `schedulers/policies/` are found by themselves; one
+from another package is an entry point in the group `gpu_flows.policies`. Names come from this
+registry only: nothing here imports a dotted path that somebody typed into a form.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import entry_points
+from typing import Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from gpu_flows.schedulers.cluster import Cluster, Draft
+from gpu_flows.schedulers.model import Job, Plan, Running, Start
+
+ENTRY_POINTS = "gpu_flows.policies"
+
+
+@dataclass(slots=True)
+class State:
+    """What a policy looks at. Everything in it is live: read it, never change it."""
+
+    now: float
+    waiting: Sequence[Job]  # in arrival order
+    running: Mapping[str, Running]
+    cluster: Cluster
+
+    def draft(self) -> Draft:
+        """A place to try starts one after the other; the engine takes every try back."""
+        return Draft(self.cluster)
+
+
+class Options(BaseModel):
+    """A policy's options: the block's form, the CLI's flags and the docs' table are this model."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Policy(ABC):
+    """Decides. Pure but for small state of its own: no clock, no I/O, no unseeded randomness."""
+
+    name: ClassVar[str]
+    Options: ClassVar[type[Options]] = Options
+    preempts: ClassVar[bool] = False
+    needs: ClassVar[tuple[str, ...]] = ()  # what it must know of a job beyond its size
+
+    def __init__(self, **options: Any) -> None:
+        self.options = self.Options(**options)
+
+    @abstractmethod
+    def plan(self, state: State) -> Plan:
+        """Which waiting jobs start now, and where."""
+
+    @classmethod
+    def rule(cls) -> str:
+        """The rule in a sentence: the first line of the class's docstring."""
+        return (cls.__doc__ or "").strip().split("\n")[0]
+
+
+def plan_of(draft: Draft, wake_at: float | None = None) -> Plan:
+    """The starts tried on a draft, as a plan."""
+    return Plan(tuple(Start(job, devices) for job, devices in draft.starts), wake_at)
+
+
+class PolicyError(ValueError):
+    """No such policy, or an option it does not take; the message says which there are."""
+
+
+@cache
+def _built_in() -> dict[str, type[Policy]]:
+    package = importlib.import_module("gpu_flows.schedulers.policies")
+    found: dict[str, type[Policy]] = {}
+    for module in pkgutil.iter_modules(package.__path__):
+        home = importlib.import_module(f"{package.__name__}.{module.name}")
+        for thing in vars(home).values():
+            if isinstance(thing, type) and issubclass(thing, Policy) and thing.__module__ == home.__name__:
+                found[thing.name] = thing
+    return found
+
+
+def policies() -> dict[str, type[Policy]]:
+    """Every policy there is, by name. A built-in one wins over an entry point of the same name."""
+    found = dict(_built_in())
+    importlib.invalidate_caches()  # a package installed a minute ago counts too
+    for entry in entry_points(group=ENTRY_POINTS):
+        if entry.name not in found:
+            try:
+                loaded = entry.load()
+            except Exception:  # a broken plugin must not hide the others
+                continue
+            if isinstance(loaded, type) and issubclass(loaded, Policy):
+                found[entry.name] = loaded
+    return dict(sorted(found.items()))
+
+
+def make_policy(name: str, options: Mapping[str, Any] | None = None) -> Policy:
+    """The policy of that name with these options, or a PolicyError that tells what is wrong."""
+    known = _built_in() if name in _built_in() else policies()
+    if name not in known:
+        raise PolicyError(f"There is no policy {name!r}. There are: {', '.join(known)}.")
+    try:
+        return known[name](**dict(options or {}))
+    except ValidationError as error:
+        raise PolicyError(_explain(known[name], error)) from None
+    except Exception as error:  # somebody else's policy may fail in any way it likes
+        raise PolicyError(f"Policy {name!r} cannot be made: {type(error).__name__}: {error}") from error
+
+
+def _explain(policy: type[Policy], error: ValidationError) -> str:
+    wrong = "; ".join(f"{'.'.join(map(str, e['loc'])) or 'options'}: {e['msg']}" for e in error.errors())
+    options = ", ".join(policy.Options.model_fields) or "none"
+    return f"Policy {policy.name!r} does not take these options ({wrong}). Its options: {options}."

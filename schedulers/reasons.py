@@ -1,0 +1,107 @@
+"""Why a job waits, as a pure function of the state.
+
+Codes are stable. They are looked for in this order, so that a job always shows the reason that
+is furthest from going away by itself:
+
+impossible   no node could ever hold it (the job is refused)
+no_devices   the pool has no usable devices at all
+unhealthy    it would fit, were sick devices and absent nodes back
+behind       devices it could use are free, but an older job is served first
+fragmented   enough devices are free, but not on one node
+capacity     the devices it needs are busy
+"""
+
+from __future__ import annotations
+
+from gpu_flows.schedulers.cluster import Cluster
+from gpu_flows.schedulers.model import Job, Reason
+
+
+def impossible(job: Job, cluster: Cluster) -> Reason | None:
+    """The reason to refuse the job, if nothing could ever hold it."""
+    if cluster.could_hold(job) or not cluster.nodes:
+        return None
+    accepted = [sum(job.accepts(state.device) for state in node.devices) for node in cluster.nodes.values()]
+    largest, total = max(accepted), sum(accepted)
+    if not total:
+        return Reason(
+            "impossible",
+            f"No device of the pool is what it asks for ({wants(job)}).",
+            "Loosen the node, GPU model or memory constraint; `gpu-flows gpus` lists what there is.",
+        )
+    if not job.may_span_nodes and total >= job.gpus:
+        return Reason(
+            "impossible",
+            f"It needs {wants(job)} on one node, and the largest node has {largest} of them.",
+            f"Ask for {largest} or fewer, or allow several nodes (may_span_nodes: true).",
+        )
+    return Reason(
+        "impossible",
+        f"It needs {wants(job)}, and the whole pool has {total} of them.",
+        f"Ask for at most {largest}, which one node has, or {total} with may_span_nodes: true.",
+    )
+
+
+class Outlook:
+    """How the cluster looks to everybody who asks for what this job asks for."""
+
+    def __init__(self, job: Job, cluster: Cluster) -> None:
+        self._job = job
+        self._refusal = impossible(job, cluster)
+        free = [sum(1 for s in node.devices if s.fits(job) and job.accepts(s.device)) for node in cluster]
+        usable = [sum(1 for s in node.devices if s.healthy and job.accepts(s.device)) for node in cluster]
+        together = sum if job.may_span_nodes else max
+        self._best, self._total = max(free, default=0), sum(free)
+        self._enough = together([0, *free]) >= job.gpus
+        self._enough_when_empty = together([0, *usable]) >= job.gpus
+        self._any_device = any(state.healthy for node in cluster for state in node.devices)
+
+    def reason(self, position: int) -> Reason:
+        """Why the job at this position of the line (from 1) has not started."""
+        if self._refusal:
+            return self._refusal
+        job, total = self._job, self._total
+        place = f"{ordinal(position)} in line, needs {wants(job)}"
+        if not self._any_device:
+            return Reason(
+                "no_devices",
+                f"{place}; the pool has no usable device now.",
+                "See `gpu-flows gpus` for each device's trouble.",
+            )
+        if not self._enough_when_empty:
+            return Reason(
+                "unhealthy",
+                f"{place}; devices it could use are sick or their node is down.",
+                "See `gpu-flows gpus` for each device's trouble.",
+            )
+        if self._enough:
+            return Reason("behind", f"{place}; {_free(total)}, but older jobs come first.")
+        on_one_node = "" if job.may_span_nodes else " on one node"
+        if total >= job.gpus:
+            return Reason(
+                "fragmented",
+                f"{place}{on_one_node}; {_free(total)}, but at most {self._best} on one node.",
+                "Allowing several nodes (may_span_nodes: true) would let it start.",
+            )
+        return Reason("capacity", f"{place}{on_one_node}; {_free(total)}.")
+
+
+def wants(job: Job) -> str:
+    """What the job asks for, in words: `2 GPUs of 8.0 GB matching A100 on gpu3`."""
+    text = f"{job.gpus} GPU{'s' if job.gpus != 1 else ''}"
+    if job.memory_mb:
+        text += f" with {job.memory_mb / 1024:.3g} GB"
+    if job.models:
+        text += f" matching {' or '.join(job.models)}"
+    if job.nodes:
+        text += f" on {' or '.join(job.nodes)}"
+    return text
+
+
+def ordinal(number: int) -> str:
+    ending = "th" if 10 <= number % 100 <= 20 else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    return f"{number}{ending}"
+
+
+def _free(count: int) -> str:
+    return f"{count} such {'is' if count == 1 else 'are'} free"

@@ -1,0 +1,58 @@
+"""A Prefect server in a given mood, for what a real one cannot be made to do."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from email.utils import formatdate
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+Answer = tuple[int, Any]  # status, body
+
+
+class FakeServer:
+    """Path -> what it answers, or a function of the request's headers."""
+
+    def __init__(self) -> None:
+        self.answers: dict[str, Answer | Callable[[Any], Answer]] = {}
+        self.seen: list[tuple[str, Any, Any]] = []  # path, headers, body
+        self.clock_off_s = 0.0
+        self.url = ""
+
+    def answer(self, path: str, headers: Any, body: bytes) -> Answer:
+        self.seen.append((path, headers, json.loads(body or b"null")))
+        found = self.answers.get(path.split("?")[0], (404, {"detail": "not here"}))
+        return found(headers) if callable(found) else found
+
+
+@contextmanager
+def fake_server() -> Iterator[FakeServer]:
+    fake = FakeServer()
+
+    class Handler(BaseHTTPRequestHandler):
+        def _reply(self) -> None:
+            asked = self.rfile.read(int(self.headers.get("content-length") or 0))
+            code, body = fake.answer(self.path.removeprefix("/api"), self.headers, asked)
+            content = json.dumps(body).encode()
+            self.send_response(code)
+            self.send_header("content-length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+        do_GET = do_POST = do_PATCH = _reply
+
+        def date_time_string(self, timestamp: float | None = None) -> str:
+            return formatdate(time.time() + fake.clock_off_s, usegmt=True)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        fake.url = f"http://127.0.0.1:{server.server_port}/api"
+        yield fake
+        server.shutdown()

@@ -1,0 +1,76 @@
+"""A worker that serves a pool here, as far as the command line can tell: by the file it writes."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from gpu_flows.home import pool_folder
+from gpu_flows.status import Status, publish
+
+
+def serve_here(pool: str = "gpu", **parts: Any) -> Status:
+    """Pretend that a worker serves the pool on this machine."""
+    pool_folder(pool).mkdir(parents=True, exist_ok=True)
+    usual: dict[str, Any] = {
+        "pool": pool,
+        "worker": "worker-1",
+        "at": time.time(),
+        "policy": {"name": "fifo", "options": {}, "serving": "fifo", "error": ""},
+        "waiting": [],
+        "running": [],
+        "devices": [],
+    }
+    status = Status(**{**usual, **parts})
+    publish(status)
+    return status
+
+
+def waiting_job(name: str = "patient", **parts: Any) -> dict[str, Any]:
+    return {
+        "id": "11111111-aaaa-4aaa-8aaa-000000000001",
+        "name": name,
+        "user": "ada",
+        "gpus": 2,
+        "priority": 3,
+        "submitted": time.time() - 200,
+        "reason": "capacity",
+        "why": "1st in line, needs 2 GPUs on one node; 0 such are free.",
+        "fix": "",
+        **parts,
+    }
+
+
+def running_job(name: str = "busy", **parts: Any) -> dict[str, Any]:
+    return {
+        "id": "22222222-bbbb-4bbb-8bbb-000000000002",
+        "name": name,
+        "user": "bob",
+        "gpus": 1,
+        "priority": 0,
+        "submitted": time.time() - 100,
+        "since": time.time() - 65,
+        "attempt": 1,
+        "policy": "fifo",
+        "nodes": ["node-1"],
+        "devices": ["SIM-node-1-0"],
+        **parts,
+    }
+
+
+def device(**parts: Any) -> dict[str, Any]:
+    return {
+        "id": "SIM-node-1-0",
+        "node": "node-1",
+        "index": 0,
+        "model": "GTX 1080 Ti",
+        "memory_mb": 11264,
+        "utilization": 87.4,
+        "memory_used_mb": 5632.0,
+        "power_w": 201.0,
+        "temperature_c": 66.0,
+        "healthy": True,
+        "detail": "",
+        "jobs": ["busy"],
+        **parts,
+    }

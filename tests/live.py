@@ -1,0 +1,117 @@
+"""A pool as its users see it: runs are made, watched and cancelled through the server's own API."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx
+import psutil
+from conftest import eventually
+
+from gpu_flows.analytics.answers import answer
+from gpu_flows.stack import Stack
+from gpu_flows.status import Status
+
+ENTRYPOINTS = {"command": "gpu_flows.flows.command:command", "train": "gpu_flows.flows.train:train"}
+
+
+class Pool:
+    def __init__(self, stack: Stack, flow: str = "command") -> None:
+        self.stack = stack
+        self._http = httpx.Client(base_url=stack.api_url, timeout=60)
+        flow_id = self.post("/flows/", {"name": flow})["id"]
+        self.deployment = self.post(
+            "/deployments/",
+            {
+                "name": stack.pool,
+                "flow_id": flow_id,
+                "entrypoint": ENTRYPOINTS[flow],
+                "work_pool_name": stack.pool,
+            },
+        )["id"]
+
+    def request(self, method: str, path: str, **kwargs: Any) -> Any:
+        """Ask the server; one that is busy (SQLite lets one writer in) or away is asked again."""
+
+        def answered() -> httpx.Response | None:
+            try:
+                response = self._http.request(method, path, **kwargs)
+            except httpx.TransportError:
+                return None
+            return response if response.status_code != 503 else None
+
+        response: httpx.Response = eventually(answered, f"{method} {path} is answered")
+        response.raise_for_status()
+        return response.json() if response.content else None
+
+    def post(self, path: str, body: Any) -> Any:
+        return self.request("POST", path, json=body)
+
+    # -- runs ---------------------------------------------------------------------------------
+
+    def submit(
+        self, command: str = "true", parameters: dict[str, Any] | None = None, **variables: Any
+    ) -> str:
+        body = {"parameters": parameters or {"command": command, "shell": True}, "job_variables": variables}
+        return str(self.post(f"/deployments/{self.deployment}/create_flow_run", body)["id"])
+
+    def run(self, run_id: str) -> dict[str, Any]:
+        return dict(self.request("GET", f"/flow_runs/{run_id}"))
+
+    def state(self, run_id: str) -> str:
+        return str(self.run(run_id)["state"]["name"])
+
+    def states(self, run_id: str) -> list[str]:
+        """Every state the run was in, oldest first."""
+        states = self.request("GET", "/flow_run_states/", params={"flow_run_id": run_id})
+        return [state["name"] for state in sorted(states, key=lambda s: s["timestamp"])]
+
+    def cancel(self, run_id: str) -> None:
+        """What the UI's Cancel button does."""
+        self.post(f"/flow_runs/{run_id}/set_state", {"state": {"type": "CANCELLING", "name": "Cancelling"}})
+
+    def until(self, run_id: str, *names: str, patience_s: float = 150.0) -> dict[str, Any]:
+        """Wait until the run is in a state of one of these names."""
+        eventually(lambda: self.state(run_id) in names, f"{run_id} is {' or '.join(names)}", patience_s)
+        return self.run(run_id)
+
+    def logs(self, run_id: str) -> str:
+        found = self.post(
+            "/logs/filter", {"logs": {"flow_run_id": {"any_": [run_id]}}, "sort": "TIMESTAMP_ASC"}
+        )
+        return "\n".join(entry["message"] for entry in found)
+
+    # -- blocks -------------------------------------------------------------------------------
+
+    def save_policy(self, name: str, **options: Any) -> None:
+        """What saving the block's form in the UI does: the server checks nothing."""
+        slug = "gpu-scheduler"
+        document = self.request("GET", f"/block_types/slug/{slug}/block_documents/name/{self.stack.pool}")
+        data = {"policy": {"name": name, **options}}
+        body = {"data": data, "merge_existing_data": False}
+        self.request("PATCH", f"/block_documents/{document['id']}", json=body)
+
+    # -- the worker's view --------------------------------------------------------------------
+
+    def status(self) -> Status:
+        path = self.stack.home / "pools" / self.stack.pool / "status.json"
+        return Status(**json.loads(eventually(lambda: path.exists() and path.read_text(), "a status")))
+
+    def holders(self) -> dict[str, list[str]]:
+        """Device id -> the names of the jobs that hold it."""
+        return {device["id"]: device["jobs"] for device in self.status().devices}
+
+    def sql(self, query: str) -> list[tuple[Any, ...]]:
+        return list(answer(self.stack.home / "warehouse.duckdb", query).rows)
+
+    def processes(self, run_id: str) -> list[int]:
+        """Every process that carries the run's name in its environment."""
+        found = []
+        for process in psutil.process_iter():
+            try:
+                if process.environ().get("GPU_FLOWS_ATTEMPT", "").startswith(run_id):
+                    found.append(process.pid)
+            except psutil.Error:
+                pass
+        return found

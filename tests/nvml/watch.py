@@ -1,0 +1,42 @@
+"""Ways to watch a source of devices and the probes it runs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import psutil
+
+from gpu_flows.devices.base import Reading
+from gpu_flows.devices.nvml import NvmlDevices
+
+
+def by_id(source: NvmlDevices) -> dict[str, Reading]:
+    return {reading.device_id: reading for reading in source.read()}
+
+
+def eventually(condition: Callable[[], object]) -> None:
+    """Wait for something that comes sooner or later; the limit only ends a test that would never end."""
+    give_up = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < give_up, "it never happened"
+        time.sleep(0.02)
+
+
+def children() -> list[psutil.Process]:
+    """The probes that this process has started and that live."""
+    return [child for child in psutil.Process().children() if _is_live_probe(child)]
+
+
+def _is_live_probe(child: psutil.Process) -> bool:
+    try:
+        return child.status() != psutil.STATUS_ZOMBIE and "nvml_probe.py" in " ".join(child.cmdline())
+    except psutil.Error:  # it ended while it was looked at
+        return False
+
+
+def end_probe() -> None:
+    """Kill the one probe there is, as a system short of memory would."""
+    [probe] = children()
+    probe.kill()
+    eventually(lambda: not children())

@@ -1,0 +1,157 @@
+"""The schema and the SQL files: as the facts say, upgraded in place, refused when newer."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+
+import duckdb
+import pytest
+from analytics_place import Place, job
+
+from gpu_flows.analytics import catalog, schema_keeper
+from gpu_flows.analytics.catalog import Migration, NamedQuery, Parameter
+from gpu_flows.analytics.facts import FACTS
+
+
+def columns(place: Place, table: str) -> list[str]:
+    return [name for (name,) in place.ask(f"select column_name from (describe {table})")]
+
+
+def test_fields_of_facts_are_the_columns_of_their_tables(tmp_path: Path) -> None:
+    place = Place(tmp_path)
+    place.recorder().close()
+    for fact in FACTS:
+        assert [field.name for field in dataclasses.fields(fact)] == columns(place, fact.table)
+
+
+def test_an_older_file_is_migrated_with_its_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = Place(tmp_path)
+    recorder = place.recorder()
+    recorder.write(job(1))
+    recorder.close()
+    newer = Migration(
+        2, "note", "alter table jobs add column note varchar default 'none'; create table extra (x int)"
+    )
+    monkeypatch.setattr(catalog, "migrations", lambda: (*REAL_MIGRATIONS, newer))
+    recorder = place.recorder()
+    recorder.write(job(2))
+    recorder.close()
+    assert place.ask("select version, name from migrations order by version") == [(1, "facts"), (2, "note")]
+    assert place.ask("select job_id, note from jobs where job_id = 'job-1'") == [("job-1", "none")]
+    assert place.count("jobs") == 2
+    assert place.count("extra") == 0
+
+
+def test_a_migration_that_fails_leaves_the_file_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = Place(tmp_path)
+    place.recorder().close()
+    broken = Migration(2, "broken", "create table half_way (x int); select * from no_such_table")
+    with monkeypatch.context() as patched:
+        patched.setattr(catalog, "migrations", lambda: (*REAL_MIGRATIONS, broken))
+        recorder = place.recorder()
+        recorder.write(job(1))
+        recorder.close()
+        assert "no_such_table" in recorder.trouble
+    recorder = place.recorder()
+    recorder.close()
+    assert place.count("jobs") == 1
+    with pytest.raises(duckdb.CatalogException):
+        place.count("half_way")
+
+
+def test_a_file_of_a_newer_version_is_refused_and_facts_wait(tmp_path: Path) -> None:
+    place = Place(tmp_path)
+    place.recorder().close()
+    with duckdb.connect(str(place.database)) as connection:
+        connection.execute("insert into migrations values (99, 'future', now())")
+    recorder = place.recorder()
+    recorder.write(job(1))
+    assert not recorder.drain()
+    assert "newer gpu-flows (its schema is 99" in recorder.trouble
+    assert "Upgrade gpu-flows" in recorder.trouble
+    recorder.close()
+    assert len(place.spooled()) == 1
+    assert place.count("jobs") == 0
+
+
+def test_changed_views_are_made_again_and_dropped_ones_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = Place(tmp_path)
+    mine = {
+        "a_reads_b": "create or replace view a_reads_b as select * from b",
+        "b": "create or replace view b as select 1 as x",
+        "old": "create or replace view old as select 1 as x",
+    }
+    monkeypatch.setattr(catalog, "views", lambda: mine)
+    place.recorder().close()
+    assert place.ask("from a_reads_b") == [(1,)]
+    del mine["old"]
+    mine["b"] = "create or replace view b as select 2 as x, 3 as y"
+    place.recorder().close()
+    assert place.ask("from a_reads_b") == [(2, 3)]
+    with pytest.raises(duckdb.CatalogException):
+        place.ask("from old")
+
+
+def test_a_view_of_ones_own_survives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = Place(tmp_path)
+    place.recorder().close()
+    with duckdb.connect(str(place.database)) as connection:
+        connection.execute("create view mine as select count(*) as jobs from job_history")
+    monkeypatch.setattr(
+        catalog, "views", lambda: {**REAL_VIEWS, "extra": "create or replace view extra as select 1"}
+    )
+    place.recorder().close()
+    assert place.ask("from mine") == [(0,)]
+
+
+def test_views_work_in_a_plain_connection_and_in_an_attached_file(tmp_path: Path) -> None:
+    place = Place(tmp_path)
+    place.recorder().close()
+    views = [name for name, sql in REAL_VIEWS.items() if "create or replace view" in sql]
+    with duckdb.connect(str(place.database), read_only=True) as connection:
+        for view in views:
+            connection.execute(f"from {view}").fetchall()
+    with duckdb.connect() as connection:
+        connection.execute(f"attach '{place.database}' as elsewhere (read_only)")
+        for view in views:
+            connection.execute(f"from elsewhere.{view}").fetchall()
+
+
+def test_every_sql_file_creates_what_its_name_says() -> None:
+    for name, sql in REAL_VIEWS.items():
+        assert re.search(rf"^create or replace (view|macro) {name}\b", sql, re.MULTILINE), name
+    assert [step.version for step in REAL_MIGRATIONS] == list(range(1, len(REAL_MIGRATIONS) + 1))
+    assert schema_keeper.newest_version() == REAL_MIGRATIONS[-1].version
+
+
+def test_every_named_query_has_a_question_and_describes_its_parameters() -> None:
+    for query in catalog.named_queries():
+        assert query.question.endswith("?"), query.name
+        used = set(re.findall(r"\$(\w+)", re.sub(r"^--.*$", "", query.sql, flags=re.MULTILINE)))
+        assert used == {parameter.name for parameter in query.parameters}, query.name
+
+
+def test_the_head_of_a_named_query_is_read() -> None:
+    sql = (
+        "-- Who is there?\n-- $limit = 5: how many.\n-- $pool = : only this one.\n-- $user: whose.\nselect 1"
+    )
+    assert catalog._named_query("who", sql) == NamedQuery(
+        "who",
+        "Who is there?",
+        sql,
+        (
+            Parameter("limit", "how many.", "5"),
+            Parameter("pool", "only this one.", ""),
+            Parameter("user", "whose.", None),
+        ),
+    )
+
+
+REAL_MIGRATIONS = catalog.migrations()
+REAL_VIEWS = catalog.views()

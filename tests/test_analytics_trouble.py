@@ -1,0 +1,219 @@
+"""The recorder in trouble: what cannot be written waits one place earlier, and the reason is named."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import duckdb
+import pytest
+from analytics_place import Place, Reader, T, die_after, job, sample
+
+from gpu_flows.analytics import recorder as recorder_module
+from gpu_flows.analytics.recorder import Recorder
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    place = Place(tmp_path)
+    yield place
+    for recorder in place.made:
+        recorder.close()
+
+
+def test_facts_wait_while_somebody_reads(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recorder_module, "READERS_TURN_S", 0.0)
+    recorder = place.recorder()
+    recorder.write(job(1))
+    recorder.drain()
+    with Reader(place.database):
+        for number in range(2, 7):
+            recorder.write(job(number))
+            assert not recorder.drain()
+        assert "is in use by process" in recorder.trouble
+        assert len(place.spooled()) == 1  # one file that grows, not one per try
+    assert recorder.drain()
+    assert recorder.trouble == ""
+    assert place.count("jobs") == 6
+
+
+def test_a_reader_in_the_same_process_counts_as_well(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recorder_module, "READERS_TURN_S", 0.0)
+    recorder = place.recorder()
+    recorder.drain()
+    with duckdb.connect(str(place.database), read_only=True):
+        recorder.write(job(1))
+        assert not recorder.drain()
+        assert "another connection of this process" in recorder.trouble
+    assert recorder.drain()
+
+
+def test_a_warehouse_that_cannot_be_made(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    recorder = Recorder(tmp_path / "file" / "warehouse.duckdb", tmp_path / "spool")
+    recorder.write(job(1))
+    assert not recorder.drain()
+    assert "cannot be written" in recorder.trouble
+    recorder.close()
+    recovered = Place(tmp_path)
+    assert recovered.recorder().drain()
+    assert recovered.count("jobs") == 1
+
+
+def test_a_read_only_warehouse(place: Place) -> None:
+    with mounted(place.database.parent / "disk", "8m") as disk:
+        elsewhere = Recorder(disk / "warehouse.duckdb", place.spool)
+        assert elsewhere.drain(), elsewhere.trouble
+        remount(disk, "ro")
+        elsewhere.write(job(1))
+        assert not elsewhere.drain()
+        assert "Read-only file system" in elsewhere.trouble
+        assert "permissions" in elsewhere.trouble
+        remount(disk, "rw")
+        assert elsewhere.drain(), elsewhere.trouble
+        assert elsewhere.trouble == ""
+        elsewhere.close()
+
+
+def test_a_full_disk_under_the_warehouse(place: Place) -> None:
+    with mounted(place.database.parent / "disk", "6m") as disk:
+        recorder = Recorder(disk / "warehouse.duckdb", place.spool)
+        assert recorder.drain()
+        filler = fill(disk)
+        recorder.write(*(job(number, os.urandom(2000).hex()) for number in range(500)))
+        assert not recorder.drain()
+        assert "No space left" in recorder.trouble
+        filler.unlink()
+        assert recorder.drain(), recorder.trouble
+        recorder.close()
+        place.database = disk / "warehouse.duckdb"
+        assert place.count("jobs") == 500
+
+
+def test_a_full_disk_under_the_spool(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recorder_module, "MOST_WAITING", 1000)
+    with mounted(place.spool, "1m") as disk:
+        recorder = place.recorder()
+        recorder.write(job(0), sample(0))
+        assert recorder.flush()
+        filler = fill(disk)
+        for number in range(1, 201):
+            recorder.write(job(number), *(sample(10 * number + step) for step in range(10)))
+        assert not recorder.flush()
+        assert "No space left" in recorder.trouble
+        assert "samples were dropped" in recorder.trouble
+        filler.unlink()
+        assert recorder.drain()
+        assert recorder.trouble == ""
+        assert place.count("jobs") == 201
+        [(kept, oldest, newest)] = place.ask(
+            "select count(*), min(epoch(time)), max(epoch(time)) from samples"
+        )
+        assert kept < 1000
+        assert (oldest, newest) == (T, T + 2009)  # the first was safe before, and the last is the newest
+        recorder.close()
+
+
+def test_a_disk_that_fills_in_the_middle_of_a_batch_leaves_no_half_line(place: Place) -> None:
+    """A file size limit refuses a write half way, as a full disk does, without needing a disk."""
+    die_after(
+        place,
+        "import resource\n"
+        "recorder.write(*facts); recorder.flush()\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (5000, resource.RLIM_INFINITY))\n"
+        "recorder.write(*[facts[0]] * 100); refused = not recorder.flush()\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))\n"
+        "recorder.write(*facts[1:] * 3); recorder.flush()\n"
+        "assert refused and not recorder.trouble",
+    )
+    assert place.recorder().drain()
+    assert (place.count("jobs"), place.count("samples")) == (1, 4)
+    assert place.spooled() == []
+
+
+def test_a_damaged_warehouse_is_moved_aside_and_begun_anew(
+    place: Place, caplog: pytest.LogCaptureFixture
+) -> None:
+    recorder = place.recorder()
+    recorder.write(job(1))
+    recorder.drain()
+    damage(place.database)
+    recorder.write(job(2))
+    assert recorder.drain()
+    assert place.ask("select job_id from jobs") == [("job-2",)]
+    [aside] = place.database.parent.glob("warehouse.duckdb.damaged-*[0-9]")
+    assert aside.stat().st_size > 0
+    assert aside.with_name(aside.name + ".reason.txt").read_text().strip()
+    assert any(
+        record.levelno == logging.CRITICAL and str(aside) in record.message for record in caplog.records
+    )
+
+
+def test_a_deleted_warehouse_is_made_again(place: Place) -> None:
+    recorder = place.recorder()
+    recorder.write(job(1))
+    recorder.drain()
+    place.database.unlink()
+    recorder.write(job(2))
+    assert recorder.drain()
+    assert place.ask("select job_id from job_history") == [("job-2",)]
+
+
+def test_after_a_fatal_error_a_new_instance_goes_on(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    recorder = place.recorder()
+    recorder.drain()
+
+    class Broken:
+        def execute(self, *_: object) -> None:
+            raise duckdb.FatalException("FATAL Error: the database has been invalidated")
+
+        def close(self) -> None: ...
+
+    monkeypatch.setattr(recorder._warehouse, "_instance", Broken())
+    recorder.write(job(1))
+    assert not recorder.drain()
+    assert "invalidated" in recorder.trouble
+    assert recorder.drain()
+    assert recorder.trouble == ""
+    assert place.count("jobs") == 1
+
+
+def damage(database: Path) -> None:
+    """What a dying disk does: the first block of the file is no longer what was written."""
+    with database.open("r+b") as file:
+        file.seek(12_288 + 1000)
+        file.write(os.urandom(2000))
+
+
+class mounted:
+    """A small disk of its own, for those who may mount one."""
+
+    def __init__(self, folder: Path, size: str) -> None:
+        self._folder, self._size = folder, size
+
+    def __enter__(self) -> Path:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        command = ["mount", "-t", "tmpfs", "-o", f"size={self._size}", "tmpfs", str(self._folder)]
+        if os.geteuid() != 0 or subprocess.run(command, capture_output=True).returncode != 0:
+            pytest.skip("mounting a small disk needs root")
+        return self._folder
+
+    def __exit__(self, *_: object) -> None:
+        subprocess.run(["umount", "-l", str(self._folder)], check=True)
+
+
+def remount(disk: Path, mode: str) -> None:
+    subprocess.run(["mount", "-o", f"remount,{mode}", str(disk)], check=True)
+
+
+def fill(disk: Path) -> Path:
+    filler = disk / "filler"
+    with filler.open("wb", buffering=0) as file:
+        try:
+            while True:
+                file.write(bytes(4096))
+        except OSError:
+            return filler

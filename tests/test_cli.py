@@ -1,0 +1,264 @@
+"""The command line as such: help, wrong usage, and a Prefect server that is absent or in a mood."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from command_line.run import NOBODY, gpu_flows, refused
+from command_line.server import FakeServer
+from command_line.worker import device, serve_here, waiting_job
+
+from gpu_flows.cli import COMMANDS, load, parts
+from gpu_flows.cli.prefect_settings import page_of_run, setting
+from gpu_flows.cli.submit import _parameters
+
+pytest_plugins = ["command_line.fixtures"]
+pytestmark = pytest.mark.usefixtures("own_home")
+
+# Help
+
+
+def test_help_lists_every_command_and_imports_nothing_heavy() -> None:
+    heavy = ["prefect", "duckdb", "torch", "httpx", "rich", "pydantic", "docker"]
+    code = (
+        "import sys\nfrom gpu_flows.cli import main\n"
+        "try: main(['--help'])\nexcept SystemExit as end: print('code', end.code)\n"
+        f"print('imported', [name for name in {heavy} if name in sys.modules])"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert "code 0" in out
+    assert "imported []" in out
+    for name, (line, _) in COMMANDS.items():
+        assert f"  {name} " in out
+        assert line in out
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_helps_with_examples(name: str) -> None:
+    said = gpu_flows(name, "--help")
+    assert said.code == 0
+    assert name == "policy" or "Examples:\n    gpu-flows" in said.out
+
+
+@pytest.mark.parametrize("name", sorted(set(COMMANDS) - {"demo", "up", "policy"}))
+def test_the_examples_are_command_lines_that_parse(name: str) -> None:
+    command = load(name)
+    lines = [line.strip() for line in command.epilog.splitlines() if line.startswith("  gpu-flows")]
+    for line in lines:
+        words = shlex.split(line.split(" | ")[0])
+        assert words[:2] == ["gpu-flows", name]
+        command.make_context(name, words[2:])  # raises on an option there is not
+
+
+def test_the_examples_of_policy_parse_too() -> None:
+    for name, command in load("policy").commands.items():
+        for line in command.epilog.splitlines()[2:]:
+            command.make_context(name, shlex.split(line)[3:])
+
+
+def test_commands_that_read_do_not_import_prefect() -> None:
+    serve_here(waiting=[waiting_job()], devices=[device()])
+    code = (
+        "import sys\nfrom gpu_flows.cli import main\n"
+        "for words in (['queue'], ['gpus'], ['why', 'patient'], ['policies'], ['sql', '--list']):\n"
+        "    try: main(words)\n    except SystemExit as end: assert end.code == 0, words\n"
+        "print('imported', [n for n in ('prefect', 'duckdb', 'torch', 'docker') if n in sys.modules])"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert "imported []" in out
+
+
+def test_version() -> None:
+    assert gpu_flows("--version").out.startswith("gpu-flows ")
+
+
+# Wrong usage
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["qeue"], "Did you mean 'queue'?"),
+        (["queue", "--limit", "many"], "--limit"),
+        (["queue", "--nope"], "--nope"),
+        (["why"], "RUN"),
+        (["policy"], "Missing command"),
+        (["submit", "--memory", "lots", "--", "true"], "--memory"),
+        (["submit", "--memory", "nan", "--", "true"], "--memory nan"),
+        (["submit", "--gpus", "two", "--", "true"], "--gpus"),
+        (["submit", "--env", "NOVALUE", "--", "true"], "NAME=VALUE"),
+        (["submit", "train", "--param", "=3"], "NAME=VALUE"),
+        (["submit"], "put -- before a command: gpu-flows submit -- python train.py"),
+        (["submit", "python", "train.py"], "gpu-flows submit -- python train.py"),
+        (["submit", "train", "--", "true"], "not both"),
+        (["submit", "--"], "no command after --"),
+        (["sql"], "Nothing is asked"),
+        (["sql", "select 1", "--file", "x.sql"], "Two questions"),
+        (["sql", "--file", "missing.sql"], "missing.sql"),
+        (["sql", "select 1", "--json", "--csv"], "choose one"),
+    ],
+)
+def test_wrong_usage_is_told_in_a_line_or_two_with_exit_code_2(words: list[str], says: str) -> None:
+    assert says in refused(gpu_flows(*words))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["queue"], ["why", "x"], ["policy", "show"], ["policy", "set", "fifo"], ["submit", "--", "true"]],
+)
+def test_a_server_that_is_not_there_is_told_with_its_address(words: list[str]) -> None:
+    said = refused(gpu_flows(*words), code=1)
+    assert NOBODY in said
+    assert "prefect server start" in said
+
+
+def test_no_server_at_all_is_told_with_the_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PREFECT_API_URL")
+    assert "PREFECT_API_URL" in refused(gpu_flows("queue"), code=1)
+
+
+@pytest.mark.parametrize("url", ["nonsense", "ftp://host/api", "http://[::1/api"])
+def test_an_address_that_is_none_is_told(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PREFECT_API_URL", url)
+    assert url in refused(gpu_flows("queue"), code=1)
+
+
+# The server's moods
+
+
+def test_a_password_that_is_missing_or_wrong_is_told(fake: FakeServer) -> None:
+    fake.answers["/work_pools/gpu"] = 401, {"exception_message": "Unauthorized"}
+    assert "PREFECT_API_AUTH_STRING" in refused(gpu_flows("queue"), code=1)
+
+
+def test_the_password_of_the_settings_is_sent(fake: FakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PREFECT_API_AUTH_STRING", "admin:secret")
+    gpu_flows("queue")
+    assert fake.seen[0][1]["authorization"] == "Basic YWRtaW46c2VjcmV0"
+
+
+def test_a_busy_server_is_asked_again(fake: FakeServer) -> None:
+    answers = iter([(503, {}), (503, {}), (200, {"base_job_template": {}})])
+    fake.answers["/work_pools/gpu"] = lambda headers: next(answers)
+    fake.answers["/flow_runs/filter"] = 200, []
+    fake.answers["/work_pools/gpu/workers/filter"] = 200, []
+    assert gpu_flows("queue").code == 0
+
+
+def test_a_job_is_submitted_once_however_often_the_server_is_asked(fake: FakeServer) -> None:
+    run = {"id": "42", "name": "once", "state": {"name": "Scheduled"}, "state_type": "SCHEDULED"}
+    answers = iter([(503, {}), (201, run)])
+    fake.answers["/deployments/filter"] = 200, [{"id": "7", "name": "command", "work_pool_name": "gpu"}]
+    fake.answers["/deployments/7/create_flow_run"] = lambda headers: next(answers)
+    fake.answers["/work_pools/gpu/workers/filter"] = 200, []
+    assert gpu_flows("submit", "--", "true").code == 0
+    first, second = [body for path, _, body in fake.seen if path.endswith("create_flow_run")]
+    assert first == second
+    assert first["idempotency_key"], "by this the server knows the second for the first"
+
+
+def test_a_server_that_wants_its_token_back_gets_it(fake: FakeServer) -> None:
+    fake.answers["/work_pools/gpu"] = 200, {"base_job_template": {}}
+    fake.answers["/csrf-token"] = 200, {"token": "abc"}
+    fake.answers["/work_pools/gpu/workers/filter"] = 200, []
+    fake.answers["/flow_runs/filter"] = lambda headers: (
+        (200, []) if headers.get("Prefect-Csrf-Token") == "abc" else (403, {"detail": "Missing CSRF token."})
+    )
+    assert gpu_flows("queue").code == 0
+
+
+def test_a_failing_server_is_told_with_what_it_said(fake: FakeServer) -> None:
+    fake.answers["/work_pools/gpu"] = 500, {"exception_message": "Internal Server Error"}
+    assert "Internal Server Error" in refused(gpu_flows("queue"), code=1)
+
+
+# Which server: as Prefect itself would find it
+
+_URL, _PASSWORD = "PREFECT_API_URL", "PREFECT_API_AUTH_STRING"
+_PROFILE = (
+    'active = "{0}"\n[profiles.a]\n{1} = "http://profile-a/api"\n[profiles.b]\n{1} = "http://profile-b/api"'
+)
+
+
+@pytest.mark.parametrize(
+    ("files", "environment"),
+    [
+        ({}, {}),
+        ({}, {_URL: "http://env/api"}),
+        ({"prefect/profiles.toml": _PROFILE.format("a", _URL)}, {}),
+        ({"prefect/profiles.toml": _PROFILE.format("a", _URL)}, {"PREFECT_PROFILE": "b"}),
+        ({"prefect/profiles.toml": _PROFILE.format("gone", _URL)}, {}),
+        ({"prefect/profiles.toml": _PROFILE.format("a", _URL)}, {_URL: ""}),
+        ({"prefect/profiles.toml": _PROFILE.format("a", _URL), "prefect.toml": '[api]\nkey = "k"'}, {}),
+        ({"prefect.toml": '[api]\nurl = "http://toml/api"\nauth_string = "u:p"'}, {}),
+        ({"pyproject.toml": '[tool.prefect.api]\nurl = "http://project/api"'}, {}),
+        (
+            {
+                "prefect.toml": '[api]\nurl = "http://toml/api"',
+                "pyproject.toml": '[tool.prefect.api]\nurl = "http://project/api"\nauth_string = "a:b"',
+                "prefect/profiles.toml": _PROFILE.format("a", _URL),
+            },
+            {},
+        ),
+        ({".env": f"{_URL}=http://dotenv/api\n", "prefect.toml": '[api]\nurl = "http://toml/api"'}, {}),
+        ({".env": f"{_URL}=http://dotenv/api\n{_PASSWORD}='x:y'"}, {_URL: "http://env/api"}),
+        ({"elsewhere.toml": _PROFILE.format("b", _URL)}, {"PREFECT_PROFILES_PATH": "elsewhere.toml"}),
+    ],
+)
+def test_the_server_is_found_where_prefect_finds_it(
+    files: dict[str, str], environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from prefect.settings.models.root import Settings
+
+    monkeypatch.delenv(_URL)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    for path, text in files.items():
+        Path(path).parent.mkdir(exist_ok=True)
+        Path(path).write_text(text)
+    api = Settings().api
+    secret = {_PASSWORD: api.auth_string, "PREFECT_API_KEY": api.key}
+    assert setting(_URL) == (api.url or "")
+    assert {name: setting(name) for name in secret} == {
+        name: value.get_secret_value() if value else "" for name, value in secret.items()
+    }
+
+
+def test_a_run_has_its_page_in_the_ui() -> None:
+    assert page_of_run("42") == "http://127.0.0.1:9/runs/flow-run/42"
+
+
+# submit: what becomes of parameters
+
+
+def test_parameters_reach_inside_the_one_model_that_has_them() -> None:
+    from prefect.utilities.callables import parameter_schema
+
+    from gpu_flows.flows.train import train
+
+    schema = json.loads(parameter_schema(train).model_dump_json())
+    deployment = {"parameter_openapi_schema": schema, "parameters": {"config": {"size": 3}}}
+    reached = {"config": {"size": 3, "model": "cnn", "epochs": 2}}
+    assert _parameters(deployment, {"model": "cnn", "config.epochs": 2}) == reached
+    assert _parameters(deployment, {"config": {"model": "cnn"}}) == {"config": {"model": "cnn"}}
+    assert deployment["parameters"] == {"config": {"size": 3}}, "the deployment's own are left alone"
+    with pytest.raises(Exception, match=r"no parameter 'modell'. It has: config"):
+        _parameters(deployment, {"modell": "cnn"})
+
+
+def test_values_are_json_where_they_look_like_it() -> None:
+    given = ["a=1", "b=true", "c=[1, 2]", "d=cnn", "e=x=y", 'f="1"', "g="]
+    assert parts.assignments(given, "--param", parts.json_or_text) == {
+        "a": 1,
+        "b": True,
+        "c": [1, 2],
+        "d": "cnn",
+        "e": "x=y",
+        "f": "1",
+        "g": "",
+    }

@@ -1,0 +1,112 @@
+"""`gpu-flows sql`: questions in, tables, JSON and CSV out, and nothing that a value could do."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import duckdb
+import pytest
+from command_line.run import EVIL, Said, gpu_flows, gpu_flows_process, refused
+
+pytest_plugins = ["command_line.fixtures"]
+pytestmark = pytest.mark.usefixtures("own_home")
+
+
+@pytest.fixture
+def warehouse(tmp_path: Path) -> str:
+    path = tmp_path / "w.duckdb"
+    with duckdb.connect(str(path)) as made:
+        made.execute("create table jobs (name varchar, gpus integer, cost decimal(6, 2), ended timestamptz)")
+        made.execute("insert into jobs values ('=1+1', -2, 1.50, '2026-01-02 03:04:05+00')")
+        made.execute("insert into jobs values (?, 3, null, null)", [EVIL])
+    return str(path)
+
+
+def sql(warehouse: str, *words: str) -> Said:
+    return gpu_flows("sql", "--database", warehouse, *words)
+
+
+def test_sql_draws_a_table_whose_values_do_nothing(warehouse: str) -> None:
+    said = sql(warehouse, "select * from jobs")
+    assert said.code == 0
+    assert "=1+1" in said.out
+    assert "x\\x1b[2J[red]\\u202eevil\\n=1" in said.out
+    assert "\x1b" not in said.out
+    assert said.err == "(2 rows)\n"
+
+
+def test_sql_answers_in_json(warehouse: str) -> None:
+    rows = sql(warehouse, "--json", "select *, 'nan'::double as nothing, 1 as gpus from jobs").json
+    assert rows[0] == {
+        "name": "=1+1",
+        "gpus": -2,
+        "cost": 1.5,
+        "ended": "2026-01-02T03:04:05+00:00",
+        "nothing": None,
+        "gpus_1": 1,
+    }
+    assert rows[1]["name"] == EVIL
+
+
+def test_sql_answers_in_csv_without_formulas(warehouse: str) -> None:
+    lines = sql(warehouse, "--csv", "select name, gpus, cost, '@x' as \"+sum\" from jobs limit 1").out
+    assert lines == "name,gpus,cost,'+sum\n'=1+1,-2,1.5,'@x\n"
+
+
+def test_sql_comes_from_stdin_or_a_file(warehouse: str, tmp_path: Path) -> None:
+    typed = gpu_flows_process(
+        "sql", "--database", warehouse, "--csv", "-", env={**os.environ}, stdin="select 41 + 1 as answer"
+    )
+    assert typed.out == "answer\n42\n"
+    (tmp_path / "q.sql").write_text("select $n + 1 as answer")
+    assert sql(warehouse, "--file", "q.sql", "--param", "n=41", "--csv").out == "answer\n42\n"
+    (tmp_path / "empty.sql").write_text(" \n")
+    assert "empty" in refused(sql(warehouse, "--file", "empty.sql"))
+
+
+def test_sql_lists_the_stored_questions() -> None:
+    listed = {each["name"]: each for each in gpu_flows("sql", "--list", "--json").json}
+    assert listed["slowest_jobs"]["parameters"][0]["name"] == "limit"
+    assert listed["slowest_jobs"]["question"] in gpu_flows("sql", "--list").out
+
+
+def test_sql_says_when_rows_are_left_out(warehouse: str) -> None:
+    said = sql(warehouse, "from range(5000)")
+    assert len(said.out.splitlines()) == 1001
+    assert "Only the first 1,000 rows" in said.err
+    whole = sql(warehouse, "from range(5000)", "--csv")
+    assert len(whole.out.splitlines()) == 5001
+    assert whole.err == ""
+    assert len(sql(warehouse, "from range(5000)", "--csv", "--max-rows", "7").out.splitlines()) == 8
+
+
+@pytest.mark.parametrize(
+    ("question", "says"),
+    [
+        ("selec 1", "selec"),
+        ("drop table jobs", "Only questions"),
+        ("select * from read_text('/etc/hostname')", "warehouse"),
+        ("no_such_question", "There are: "),
+    ],
+)
+def test_sql_that_cannot_be_answered_is_told(warehouse: str, question: str, says: str) -> None:
+    said = sql(warehouse, question)
+    assert (said.code, said.out) == (1, "")
+    assert says in said.err
+    assert "Traceback" not in said.err
+
+
+def test_sql_without_a_warehouse_says_when_it_appears(tmp_path: Path) -> None:
+    said = refused(gpu_flows("sql", "select 1"), code=1)
+    assert str(tmp_path / "home" / "warehouse.duckdb") in said
+
+
+def test_a_reader_that_goes_away_is_no_failure_of_ours(warehouse: str) -> None:
+    line = (
+        f"{sys.executable} -m gpu_flows.cli sql --database {warehouse} --csv 'from range(200000)' | head -1"
+    )
+    done = subprocess.run(["sh", "-c", line], capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("range\n", "")

@@ -1,0 +1,326 @@
+"""`gpu-flows doctor`: each thing that can be wrong around a pool is found, with a way to fix it."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import shutil
+from collections import namedtuple
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pytest
+from command_line.run import NOBODY, gpu_flows
+from command_line.server import FakeServer
+from command_line.worker import device, serve_here
+
+from gpu_flows.cli import checks_here, checks_server, doctor
+from gpu_flows.cli.checkup import Check, Finding, Surroundings
+from gpu_flows.home import default_warehouse
+from gpu_flows.job_variables import GpuJobVariables
+
+pytest_plugins = ["command_line.fixtures"]
+pytestmark = pytest.mark.usefixtures("own_home")
+
+FORM = {name: {} for name in GpuJobVariables.model_fields}
+
+
+@pytest.fixture
+def around() -> Surroundings:
+    surroundings = Surroundings("gpu")
+    # What the probe of Prefect would say, without the seconds it takes.
+    surroundings.prefect = {"missing": [], "fields": list(FORM)}
+    return surroundings
+
+
+@pytest.fixture
+def healthy(fake: FakeServer) -> FakeServer:
+    fake.answers["/admin/version"] = 200, importlib.metadata.version("prefect")
+    fake.answers["/health"] = 200, True
+    fake.answers["/work_pools/gpu"] = 200, pool_of(FORM)
+    fake.answers["/work_pools/gpu/workers/filter"] = 200, [{"name": "far", "status": "ONLINE"}]
+    return fake
+
+
+def pool_of(form: dict[str, Any], **parts: Any) -> dict[str, Any]:
+    template = {"base_job_template": {"variables": {"properties": form}}}
+    return {"type": "gpu", "is_paused": False, **template, **parts}
+
+
+def worst(check: Check, around: Surroundings) -> Finding:
+    """The finding that matters most."""
+    order = ["ok", "info", "warn", "error"]
+    return max(check(around), key=lambda finding: order.index(finding.level))
+
+
+def scheduler_block(fake: FakeServer, **policy: Any) -> None:
+    path = "/block_types/slug/gpu-scheduler/block_documents/name/default"
+    fake.answers[path] = 200, {"id": "1", "data": {"policy": policy}}
+
+
+# The server
+
+
+def test_a_server_that_does_not_answer(around: Surroundings) -> None:
+    found = worst(checks_server.server, around)
+    assert (found.level, "prefect server start" in found.fix) == ("error", True)
+    assert NOBODY in found.what
+    for check in (checks_server.clock, checks_server.pool, checks_server.worker, checks_server.blocks):
+        assert list(check(around)) == [], "said once, not five times"
+
+
+def test_a_server_without_a_password_is_a_warning(healthy: FakeServer, around: Surroundings) -> None:
+    found = worst(checks_server.server, around)
+    assert found.level == "warn"
+    assert "PREFECT_SERVER_API_AUTH_STRING" in found.fix
+
+
+def test_a_server_with_a_password(
+    healthy: FakeServer, around: Surroundings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def guarded(headers: Any) -> tuple[int, Any]:
+        known = headers.get("authorization") == "Basic YTpi"
+        return (200, importlib.metadata.version("prefect")) if known else (401, {})
+
+    healthy.answers["/admin/version"] = guarded
+    monkeypatch.setenv("PREFECT_API_AUTH_STRING", "a:b")
+    assert worst(checks_server.server, around).level == "ok"
+
+    monkeypatch.setenv("PREFECT_API_AUTH_STRING", "a:wrong")
+    found = worst(checks_server.server, Surroundings("gpu"))
+    assert (found.level, "PREFECT_API_AUTH_STRING" in found.fix) == ("error", True)
+
+
+def test_a_server_of_another_version(healthy: FakeServer, around: Surroundings) -> None:
+    healthy.answers["/admin/version"] = 200, "3.1.0"
+    assert any("3.1.0" in each.what and each.level == "warn" for each in checks_server.server(around))
+
+
+@pytest.mark.parametrize(("off", "level"), [(0, "ok"), (2, "ok"), (3600, "error"), (-3600, "error")])
+def test_clocks_that_disagree(off: int, level: str, healthy: FakeServer, around: Surroundings) -> None:
+    healthy.clock_off_s = off
+    found = worst(checks_server.clock, around)
+    assert found.level == level
+    assert level == "ok" or ("ahead of" if off > 0 else "behind") in found.what
+
+
+# The pool
+
+
+def test_a_pool_that_is_missing(healthy: FakeServer, around: Surroundings) -> None:
+    del healthy.answers["/work_pools/gpu"]
+    found = worst(checks_server.pool, around)
+    assert (found.level, "prefect work-pool create gpu --type gpu" in found.fix) == ("error", True)
+
+
+@pytest.mark.parametrize(
+    ("pool", "level", "says"),
+    [
+        (pool_of(FORM), "ok", "up to date"),
+        (pool_of(FORM, type="process"), "error", "'process'"),
+        (pool_of(FORM, is_paused=True), "warn", "paused"),
+        (pool_of({name: {} for name in FORM if name != "gpu_models"}), "warn", "lacks: gpu_models"),
+    ],
+)
+def test_a_pool_in_a_wrong_state(
+    pool: dict[str, Any], level: str, says: str, healthy: FakeServer, around: Surroundings
+) -> None:
+    healthy.answers["/work_pools/gpu"] = 200, pool
+    found = worst(checks_server.pool, around)
+    assert found.level == level
+    assert says in found.what
+
+
+def test_the_probe_of_prefect_knows_the_form_and_finds_nothing_missing() -> None:
+    surroundings = Surroundings("gpu")
+    try:
+        assert surroundings.prefect == {"missing": [], "fields": list(FORM)}
+        assert worst(checks_here.private_names, surroundings).level == "ok"
+    finally:
+        surroundings.close()
+
+
+def test_a_prefect_that_lost_a_name(around: Surroundings) -> None:
+    around.prefect = {"missing": ["BaseWorker._logger: the worker logs elsewhere"], "fields": []}
+    found = worst(checks_here.private_names, around)
+    assert (found.level, "BaseWorker._logger" in found.what) == ("warn", True)
+
+
+# The worker
+
+
+def test_a_pool_that_nobody_serves(healthy: FakeServer, around: Surroundings) -> None:
+    healthy.answers["/work_pools/gpu/workers/filter"] = 200, [{"name": "dead", "status": "OFFLINE"}]
+    found = worst(checks_server.worker, around)
+    assert (found.level, "prefect worker start --pool gpu" in found.fix) == ("warn", True)
+
+
+def test_a_pool_that_is_served_elsewhere(healthy: FakeServer, around: Surroundings) -> None:
+    found = worst(checks_server.worker, around)
+    assert (found.level, "far" in found.what) == ("ok", True)
+
+
+def test_a_worker_here_with_a_refused_policy_and_a_sick_device(around: Surroundings) -> None:
+    policy = {"name": "fifo", "options": {}, "serving": "fifo", "error": "There is no policy 'lifo'."}
+    serve_here(policy=policy, devices=[device(), device(id="GPU-b", healthy=False, detail="Xid 79")])
+    found = list(checks_server.worker(around))
+    assert [each.level for each in found] == ["ok", "error", "warn"]
+    assert "2 devices" in found[0].what
+    assert "'lifo'" in found[1].what
+    assert "Xid 79" in found[2].what
+
+
+# The blocks
+
+
+@pytest.mark.parametrize(
+    ("policy", "level", "says"),
+    [
+        ({"name": "fifo", "skip": True}, "ok", "'fifo'"),
+        ({"name": "lifo"}, "error", "There is no policy 'lifo'"),
+        ({"name": "fifo", "skip": "perhaps"}, "error", "skip"),
+        ({}, "error", "names no policy"),
+    ],
+)
+def test_the_scheduler_block(
+    policy: dict[str, Any], level: str, says: str, healthy: FakeServer, around: Surroundings
+) -> None:
+    scheduler_block(healthy, **policy)
+    found = next(iter(checks_server.blocks(around)))
+    assert found.level == level
+    assert says in found.what
+
+
+def test_blocks_that_are_missing_mean_the_defaults(healthy: FakeServer, around: Surroundings) -> None:
+    assert [finding.level for finding in checks_server.blocks(around)] == ["info"] * 3
+
+
+# This machine
+
+
+def test_packages_that_fit(around: Surroundings) -> None:
+    [found] = checks_here.packages(around)
+    assert found.level == "ok"
+
+
+def test_packages_that_do_not_fit_are_told_with_what_they_break(
+    around: Surroundings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def version(name: str) -> str:
+        installed = {"fastapi": "0.155.0", "sqlalchemy": "2.1.8"}
+        if name == "docker":
+            raise importlib.metadata.PackageNotFoundError(name)
+        return installed.get(name) or importlib.metadata.version(name)
+
+    monkeypatch.setattr(checks_here, "version", version)
+    found = {each.what.split()[0]: each for each in checks_here.packages(around)}
+    assert set(found) == {"fastapi", "sqlalchemy", "docker"}
+    assert {each.level for each in found.values()} == {"error"}
+    assert "does not start" in found["fastapi"].what
+    assert "schedules silently never fire" in found["sqlalchemy"].what
+    assert found["fastapi"].fix == "pip install 'fastapi<0.151'"
+
+
+@pytest.mark.parametrize(("free_gb", "level"), [(50, "ok"), (1, "warn"), (0.01, "error")])
+def test_a_disk_that_fills_up(
+    free_gb: float, level: str, around: Surroundings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda place: usage(0, 0, int(free_gb * checks_here.GB)))
+    assert worst(checks_here.disk, around).level == level
+
+
+def test_a_disk_whose_clock_is_off(around: Surroundings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks_here.time, "time", lambda: 0.0)
+    found = worst(checks_here.disk, around)
+    assert (found.level, "clock" in found.fix) == ("warn", True)
+
+
+def test_no_gpu_and_no_docker_are_no_errors(around: Surroundings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DOCKER_HOST", "tcp://127.0.0.1:9")
+    monkeypatch.setenv("LD_LIBRARY_PATH", "")
+    assert worst(checks_here.gpus, around).level in ("info", "ok")
+    assert worst(checks_here.docker, around).level == "info"
+
+
+# The warehouse
+
+
+def make_warehouse(version: int = 1) -> Path:
+    path = default_warehouse()
+    path.parent.mkdir(parents=True)
+    with duckdb.connect(str(path)) as made:
+        made.execute(f"create table migrations as select {version} as version")
+    return path
+
+
+def test_a_warehouse_that_is_not_there_yet(around: Surroundings) -> None:
+    assert worst(checks_here.warehouse, around).level == "info"
+
+
+def test_a_warehouse_that_is_well(around: Surroundings) -> None:
+    make_warehouse()
+    assert worst(checks_here.warehouse, around).level == "ok"
+
+
+def test_a_warehouse_of_a_newer_version(around: Surroundings) -> None:
+    make_warehouse(version=99)
+    found = worst(checks_here.warehouse, around)
+    assert (found.level, "schema 99" in found.what) == ("error", True)
+
+
+def test_a_warehouse_that_is_damaged(around: Surroundings) -> None:
+    make_warehouse().write_bytes(b"no database" * 1000)
+    found = worst(checks_here.warehouse, around)
+    assert (found.level, "does not open" in found.what) == ("error", True)
+
+
+def test_a_warehouse_that_cannot_be_written(around: Surroundings, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = make_warehouse()
+    really = os.access  # root may write anything, so permissions alone do not show it
+    monkeypatch.setattr(os, "access", lambda place, how: Path(place) != path and really(place, how))
+    found = worst(checks_here.warehouse, around)
+    assert (found.level, "not writable" in found.what) == ("error", True)
+
+
+def test_facts_that_do_not_reach_the_warehouse(around: Surroundings) -> None:
+    make_warehouse()
+    serve_here(trouble="the disk is full")
+    found = worst(checks_here.warehouse, around)
+    assert (found.level, "the disk is full" in found.what) == ("error", True)
+
+
+# The command
+
+
+def test_the_exit_code_tells_whether_there_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def check(*findings: Finding) -> dict[str, Check]:
+        return {"one": lambda around: iter(findings)}
+
+    monkeypatch.setattr(doctor, "CHECKS", check(Finding("ok", "fine"), Finding("warn", "hm\x1b", "do this")))
+    said = gpu_flows("doctor")
+    assert said.code == 0
+    assert "warn   one        hm\\x1b" in said.out
+    assert "do this" in said.out
+    monkeypatch.setattr(doctor, "CHECKS", check(Finding("error", "bad")))
+    said = gpu_flows("doctor", "--json")
+    assert said.code == 1
+    assert said.json == {
+        "ok": False,
+        "findings": [{"check": "one", "level": "error", "what": "bad", "fix": ""}],
+    }
+
+
+def test_a_check_that_fails_itself_stops_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(around: Surroundings) -> Iterator[Finding]:
+        raise RuntimeError("oops")
+        yield
+
+    checks: dict[str, Check] = {"broken": broken, "next": lambda around: iter([Finding("ok", "fine")])}
+    monkeypatch.setattr(doctor, "CHECKS", checks)
+    said = gpu_flows("doctor")
+    assert said.code == 1
+    assert "RuntimeError: oops" in said.out
+    assert "fine" in said.out

@@ -1,0 +1,66 @@
+"""Cancelling from the UI, at every stage of a job's way: the devices come free and nothing stays behind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from conftest import eventually
+from live import Pool
+
+from gpu_flows.stack import Stack
+
+pytestmark = pytest.mark.slow
+
+STUBBORN = "trap '' TERM INT USR1; (trap '' TERM; sleep 600) & sleep 600"
+
+
+def gone_and_free(pool: Pool, run: str) -> None:
+    eventually(lambda: not pool.processes(run), "every process of the run is gone")
+    eventually(lambda: not any(pool.holders().values()), "its devices are free")
+
+
+def test_a_waiting_run(new_stack: Callable[..., Stack]) -> None:
+    pool = Pool(new_stack())
+    blocker = pool.submit("sleep 600", gpus=4, grace_seconds=1)
+    pool.until(blocker, "Running")
+    waiting = pool.submit("true", gpus=4)
+    pool.until(waiting, "AwaitingGPU")
+    pool.cancel(waiting)
+    pool.until(waiting, "Cancelled")
+    eventually(lambda: not pool.status().waiting, "it left the line")
+    ends = eventually(lambda: pool.sql("select job_id, outcome from job_ends"), "its end is recorded")
+    assert ends == [(waiting, "cancelled")]
+
+    pool.cancel(blocker)
+    pool.until(blocker, "Cancelled")
+    assert "Crashed" not in pool.states(blocker), "the run itself says that it was cancelled"
+    gone_and_free(pool, blocker)
+    assert pool.until(pool.submit("true", gpus=4), "Completed")
+
+
+def test_a_run_that_is_just_being_launched(new_stack: Callable[..., Stack]) -> None:
+    pool = Pool(new_stack())
+    run = pool.submit("sleep 600", gpus=4, grace_seconds=1)
+    pool.until(run, "Pending")
+    pool.cancel(run)
+    pool.until(run, "Cancelled")
+    gone_and_free(pool, run)
+    assert "Completed" not in pool.states(run)
+
+
+@pytest.mark.parametrize("way", ["flow", "command"])
+def test_a_job_that_will_not_listen(new_stack: Callable[..., Stack], way: str) -> None:
+    pool = Pool(new_stack())
+    if way == "flow":
+        run = pool.submit(STUBBORN, gpus=4, grace_seconds=1)
+    else:
+        body = {
+            "parameters": {"command": "unused"},
+            "job_variables": {"command": f'sh -c "{STUBBORN}"', "grace_seconds": 1, "gpus": 4},
+        }
+        run = pool.post(f"/deployments/{pool.deployment}/create_flow_run", body)["id"]
+    eventually(lambda: len(pool.processes(run)) >= 2, "its children run")
+    pool.cancel(run)
+    pool.until(run, "Cancelled")
+    gone_and_free(pool, run)

@@ -1,0 +1,151 @@
+"""The way of a job on a real server with a real worker: from a run's creation to a SQL answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+from conftest import eventually
+from live import Pool
+
+from gpu_flows.stack import Stack
+
+pytestmark = pytest.mark.slow
+
+
+def test_a_job_gets_its_devices_runs_and_leaves_its_facts(new_stack: Callable[..., Stack]) -> None:
+    pool = Pool(new_stack("2x2:GTX 1080 Ti:11"))
+    run = pool.submit("echo mine: $CUDA_VISIBLE_DEVICES", gpus=2, gpu_memory_gb=4, priority=3)
+    assert pool.until(run, "Completed", "Failed", "Crashed")["state"]["name"] == "Completed"
+    assert "AwaitingGPU" not in pool.states(run), "devices were free, it never waited"
+    eventually(lambda: "mine: SIM-node-1-0,SIM-node-1-1" in pool.logs(run), "its output is in its logs")
+
+    row = eventually(
+        lambda: pool.sql(f"select * from job_ends where job_id = '{run}'"), "the end is in the warehouse"
+    )
+    assert row[0][2] == "completed"
+    history = pool.sql(
+        "select gpus, outcome, attempts, policy, turnaround_s >= run_s, run_s > 0 from job_history"
+    )
+    assert history == [(2, "completed", 1, "fifo", True, True)]
+    held = pool.sql("select device_id, memory_mb from allocations order by device_id")
+    assert held == [("SIM-node-1-0", 4096), ("SIM-node-1-1", 4096)]
+    assert pool.sql("select count(*) > 0 from samples where utilization is not null") == [(True,)]
+    assert pool.sql("select policy, jobs from policy_summary") == [("fifo", 1)]
+
+
+def test_waiting_runs_say_why_and_start_in_order_as_devices_come_free(
+    new_stack: Callable[..., Stack],
+) -> None:
+    pool = Pool(new_stack("1x4:GTX 1080 Ti:11"))
+    first = pool.submit("sleep 8", gpus=3)
+    pool.until(first, "Running")
+    second, third = pool.submit("true", gpus=4), pool.submit("true", gpus=1)
+    waiting = pool.until(second, "AwaitingGPU")
+    assert waiting["state"]["type"] == "SCHEDULED", "a worker that dies leaves nothing stuck"
+    assert "1st in line, needs 4 GPUs on one node; 1 such is free" in waiting["state"]["message"]
+    behind = pool.until(third, "AwaitingGPU")["state"]["message"]
+    assert "2nd in line" in behind
+    assert "older jobs come first" in behind
+    for run in (first, second, third):
+        pool.until(run, "Completed")
+    started = eventually(
+        lambda: (
+            (rows := pool.sql("select job_id from attempts order by started")) and len(rows) == 3 and rows
+        ),
+        "three attempts are recorded",
+    )
+    assert [row[0] for row in started] == [first, second, third]
+
+
+def test_the_policy_is_swapped_while_jobs_run_and_a_bad_edit_changes_nothing(
+    new_stack: Callable[..., Stack],
+) -> None:
+    pool = Pool(new_stack("3x1:GTX 1080 Ti:11"))
+    running = pool.submit("sleep 12")
+    pool.until(running, "Running")
+    process = min(pool.processes(running))
+    pool.save_policy("round_robin", wait_for_turn=True)
+    eventually(lambda: pool.status().policy["name"] == "round_robin", "the swap")
+    assert pool.status().policy["options"] == {"wait_for_turn": True}
+
+    for name, options, complaint in (
+        ("lifo", {}, "no policy 'lifo'"),
+        ("fifo", {"utilization_threshold": 900}, "utilization_threshold"),
+        ("os:system", {}, "no policy 'os:system'"),
+    ):
+        pool.save_policy(name, **options)
+        eventually(lambda said=complaint: said in pool.status().policy["error"], f"{complaint} is shown")
+        assert pool.status().policy["name"] == "round_robin", "the old one stays"
+
+    others = [pool.submit("true"), pool.submit("true")]
+    assert process in pool.processes(running), "the running job was not restarted"
+    for run in [*others, running]:
+        assert pool.until(run, "Completed", "Failed", "Crashed")["state"]["name"] == "Completed"
+    assert pool.states(running).count("Running") == 1
+    swaps = eventually(
+        lambda: (
+            (rows := pool.sql("select from_policy, to_policy, error <> '' from swaps order by time"))
+            and len(rows) == 5
+            and rows
+        ),
+        "the swaps are recorded",
+    )
+    assert swaps[:2] == [("", "fifo", False), ("fifo", "round_robin", False)]
+    assert [row[2] for row in swaps[2:]] == [True, True, True]
+    assert {row[0] for row in pool.sql("select policy from attempts")} == {"fifo", "round_robin"}
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"gpus": 0}, {"gpus": -1}, {"gpus": 10**6}, {"gpu_memory_gb": "lots"}, {"gpus": "two"}]
+)
+def test_the_server_refuses_wrong_input_at_once(
+    new_stack: Callable[..., Stack], wrong: dict[str, Any]
+) -> None:
+    pool = Pool(new_stack(worker=False))
+    with pytest.raises(httpx.HTTPStatusError) as refusal:
+        pool.submit("true", **wrong)
+    assert refusal.value.response.status_code == 422
+    assert next(iter(wrong)) in refusal.value.response.text
+
+
+def test_what_could_never_run_is_refused_with_a_reason_and_the_rest_goes_on(
+    new_stack: Callable[..., Stack],
+) -> None:
+    pool = Pool(new_stack("2x2:GTX 1080 Ti:11"))
+    impossible = [
+        (pool.submit("true", gpus=3), "the largest node has 2"),
+        (pool.submit("true", gpus=4000, may_span_nodes=True), "the whole pool has 4"),
+        (pool.submit("true", gpu_models=["H100"]), "matching H100"),
+        (pool.submit("true", gpu_memory_gb=12), "with 12 GB"),
+    ]
+    image = pool.submit("true", image="busybox")
+    spread = pool.submit("true", gpus=3, may_span_nodes=True)
+    for run, reason in impossible:
+        state = pool.until(run, "Refused")["state"]
+        assert state["type"] == "FAILED"
+        assert reason in state["message"]
+    assert "image 'busybox'" in pool.until(image, "Crashed")["state"]["message"]
+    pool.until(spread, "Completed")
+    assert pool.sql("select count(*) from job_ends where outcome = 'refused'") == [(4,)]
+
+
+def test_a_command_instead_of_the_flow(new_stack: Callable[..., Stack]) -> None:
+    """The job variable `command`, as other Prefect workers have it: the worker reports for it."""
+    pool = Pool(new_stack())
+    done = pool.post(
+        f"/deployments/{pool.deployment}/create_flow_run",
+        {"parameters": {"command": "unused"}, "job_variables": {"command": "sh -c 'exit 3'"}},
+    )["id"]
+    fine, odd = (
+        pool.post(
+            f"/deployments/{pool.deployment}/create_flow_run",
+            {"parameters": {"command": "unused"}, "job_variables": {"command": line}},
+        )["id"]
+        for line in ("sleep 0.1", 'echo "it')
+    )
+    assert "No closing quotation" in pool.until(odd, "Crashed")["state"]["message"]
+    assert "exit code 3" in pool.until(done, "Failed")["state"]["message"]
+    pool.until(fine, "Completed")

@@ -1,0 +1,173 @@
+"""The line as Prefect's users know it: long queues, limits, pauses, work-queue priorities, due times."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
+from datetime import UTC, datetime, timedelta
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+from conftest import eventually
+from live import Pool
+from prefect.client.orchestration import PrefectClient
+from prefect.client.schemas.objects import FlowRun, StateType
+
+from gpu_flows.run_states import RunStates
+from gpu_flows.schedulers.model import Reason
+from gpu_flows.stack import Stack
+
+pytestmark = pytest.mark.slow
+
+
+def test_more_runs_than_any_page_are_all_seen(server: Stack, new_stack: Callable[..., Stack]) -> None:
+    stack = new_stack("1x1:GTX 1080 Ti:11", worker=False)
+    pool = Pool(stack)
+    blocker = pool.submit("sleep 600", grace_seconds=0)
+    _multiply(server, pool.submit("true"), 1049)
+    stack.start_worker()
+    eventually(lambda: len(pool.status().waiting) == 1050, "all 1,050 wait in the worker's view")
+    places = [job["submitted"] for job in pool.status().waiting]
+    assert places == sorted(places)
+    pool.request("DELETE", f"/deployments/{pool.deployment}")
+    pool.cancel(blocker)
+
+
+def test_short_jobs_in_a_long_line_run_once_each(
+    server: Stack, new_stack: Callable[..., Stack], tmp_path: Path
+) -> None:
+    """A look at a long line takes a while, in which short jobs start and end: what the look then
+    tells of them is history, and must not put them in line again."""
+    stack = new_stack("1x4:GTX 1080 Ti:11", worker=False)
+    pool = Pool(stack)
+    launches = tmp_path / "launches"
+    body = {
+        "parameters": {"command": "unused"},
+        "job_variables": {"command": f"sh -c 'echo $GPU_FLOWS_ATTEMPT >> {launches}'"},
+    }
+    _multiply(server, pool.post(f"/deployments/{pool.deployment}/create_flow_run", body)["id"], 249)
+    stack.start_worker(PREFECT_WORKER_QUERY_SECONDS="0.2")
+    done = "select count(*) from job_ends where outcome = 'completed'"
+    eventually(lambda: pool.sql(done)[0][0] >= 60, "sixty of them have run", 120)
+    stack.stop_worker()
+    launched = launches.read_text().split()
+    assert len(launched) == len(set(launched))
+    assert not [name for name in launched if not name.endswith(".1")], "none ran a second time"
+
+
+def _multiply(server: Stack, run: str, times: int) -> None:
+    """Copy a waiting run inside the server's own database. Through its API, SQLite would take minutes."""
+    with closing(sqlite3.connect(server.home / "prefect" / "prefect.db", timeout=60)) as database, database:
+        database.row_factory = sqlite3.Row
+        original = dict(database.execute("select * from flow_run where id = ?", [run]).fetchone())
+        state = dict(
+            database.execute("select * from flow_run_state where id = ?", [original["state_id"]]).fetchone()
+        )
+        for _ in range(times):
+            run_id, state_id = str(uuid4()), str(uuid4())
+            copies = {
+                "flow_run": {**original, "id": run_id, "state_id": state_id, "idempotency_key": run_id},
+                "flow_run_state": {**state, "id": state_id, "flow_run_id": run_id},
+            }
+            for table, row in copies.items():
+                marks = ", ".join("?" * len(row))
+                database.execute(f"insert into {table} ({', '.join(row)}) values ({marks})", [*row.values()])
+
+
+def test_pauses_limits_and_queue_priorities(new_stack: Callable[..., Stack]) -> None:
+    stack = new_stack("1x4:GTX 1080 Ti:11", worker=False)
+    pool = Pool(stack)
+    where = f"/work_pools/{stack.pool}"
+    pool.request("PATCH", where, json={"is_paused": True, "concurrency_limit": 1})
+    pool.request("POST", f"{where}/queues", json={"name": "urgent", "priority": 1})
+    stack.start_worker()
+    ordinary = [pool.submit("sleep 2") for _ in range(2)]
+    body = {"parameters": {"command": "sleep 2"}, "work_queue_name": "urgent"}
+    urgent = pool.post(f"/deployments/{pool.deployment}/create_flow_run", body)["id"]
+    began = pool.status().at
+    eventually(lambda: pool.status().at > began + 12, "the worker has polled at least once")
+    states = {pool.state(run) for run in [*ordinary, urgent]}
+    assert states <= {"Scheduled", "Late"}, "a paused pool starts nothing"
+
+    pool.request("PATCH", where, json={"is_paused": False})
+    for run in [urgent, *ordinary]:
+        pool.until(run, "Completed")
+    rows = eventually(
+        lambda: (
+            (found := pool.sql("select job_id, started, ended from attempt_history order by started"))
+            and len(found) == 3
+            and all(row[2] for row in found)
+            and found
+        ),
+        "three attempts are recorded",
+    )
+    assert rows[0][0] == urgent, "the queue of higher priority is served first"
+    assert all(later[1] >= earlier[2] for earlier, later in pairwise(rows)), (
+        "one at a time, as the pool's limit says"
+    )
+
+
+def test_a_run_that_is_due_later_starts_then(new_stack: Callable[..., Stack]) -> None:
+    pool = Pool(new_stack())
+    due = datetime.now(UTC) + timedelta(seconds=4)
+    state = {"type": "SCHEDULED", "state_details": {"scheduled_time": due.isoformat()}}
+    body = {"parameters": {"command": "true"}, "state": state}
+    run = pool.post(f"/deployments/{pool.deployment}/create_flow_run", body)["id"]
+    done = pool.until(run, "Completed")
+    assert datetime.fromisoformat(done["start_time"]) >= due
+    turnaround = eventually(lambda: pool.sql("select submitted from jobs"), "it is recorded")
+    assert abs((turnaround[0][0] - due).total_seconds()) < 0.01, "it counts from when it was due"
+
+
+class StaleView(PrefectClient):
+    """A client whose look at a run is a moment old: what really happened comes in between."""
+
+    async def read_flow_run(self, flow_run_id: UUID) -> FlowRun:
+        run = await super().read_flow_run(flow_run_id)
+        run.state_type = StateType.SCHEDULED
+        return run
+
+
+@pytest.mark.parametrize("write", ["note", "claim"])
+def test_neither_note_nor_claim_undoes_a_cancellation(new_stack: Callable[..., Stack], write: str) -> None:
+    stack = new_stack(worker=False)
+    pool = Pool(stack)
+    run = pool.submit("true")
+    pool.post(f"/flow_runs/{run}/set_state", {"state": {"type": "CANCELLED", "message": "by Ada"}})
+
+    async def late() -> Any:
+        async with StaleView(stack.api_url) as client:
+            states = RunStates(client, stack.pool)
+            if write == "note":
+                return await states.explain(UUID(run), Reason("capacity", "busy"), lambda _: True)
+            claim = await states.claim(UUID(run))
+            return claim and await states.covered_nothing(UUID(run), claim)
+
+    assert not asyncio.run(late())
+    assert pool.state(run) == "Cancelled"
+    assert pool.run(run)["state"]["message"] == "by Ada"
+
+
+def test_a_note_never_follows_a_claim(new_stack: Callable[..., Stack]) -> None:
+    stack = new_stack(worker=False)
+    pool = Pool(stack)
+    run = pool.submit("true")
+
+    async def race() -> None:
+        async with PrefectClient(stack.api_url) as client:
+            states = RunStates(client, stack.pool)
+            waits = {"still": True}
+            note = asyncio.ensure_future(
+                states.explain(UUID(run), Reason("capacity", "busy"), lambda _: waits["still"])
+            )
+            waits["still"] = False  # the engine starts the job: from here on no note may be begun
+            assert await states.claim(UUID(run))
+            await note
+
+    asyncio.run(race())
+    assert pool.state(run) == "Pending"
