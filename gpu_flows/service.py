@@ -134,6 +134,7 @@ class PoolService:
         if self._recorder is None:
             database = Path(warehouse.path).expanduser() if warehouse.path else default_warehouse()
             self._recorder = Recorder(database, self.folder / "spool")
+            await asyncio.to_thread(self._recorder.drain)  # who serves can be asked: the tables are there
             self._recorder.start()
         self._settings.sample_s = warehouse.sample_seconds
         await self._settings.follow(names)
