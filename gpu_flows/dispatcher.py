@@ -173,7 +173,7 @@ class Dispatcher:
         for action in actions:
             if isinstance(action, Refuse):
                 self._carry(action.job.id, self._refuse(action))
-            else:
+            elif isinstance(action, Start):  # this engine was made without preemption
                 self._carry(action.job.id, self._start(action, self.engine.serving.name, planned))
         if self.engine.wake_at is not None:
             delay = max(0.0, self.engine.wake_at - self._clock())

@@ -2,11 +2,16 @@
 
 Memory is the currency: a job that asks for so many MiB is promised them, a job that asks for
 whole devices is promised all there is. What is promised never exceeds what a device has.
+
+Sets of nodes are whole numbers, a bit a node in declared order: "at least four idle devices" and
+"has what this job accepts" are one such number each, so the first node that is both is found in a
+fraction of a microsecond, with ten thousand of them too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 
 from gpu_flows.schedulers.model import Device, Job, Node
 
@@ -40,18 +45,35 @@ ABSENT = "not part of the cluster"
 class NodeState:
     """One node's devices in index order, and how many of them nobody holds."""
 
-    __slots__ = ("detail", "devices", "idle", "node", "up")
+    __slots__ = ("bit", "detail", "devices", "free_cpus", "free_ram_mb", "idle", "name", "node", "up")
 
-    def __init__(self, node: Node, devices: list[DeviceState]) -> None:
+    def __init__(self, node: Node, devices: list[DeviceState], bit: int) -> None:
         self.node = node
+        self.name = node.name
         self.devices = devices
+        self.bit = bit
         self.up = True
         self.detail = ""
         self.idle = sum(1 for state in devices if state.healthy and not state.holders)
+        self.free_cpus = node.cpus
+        self.free_ram_mb = node.ram_mb
 
-    @property
-    def name(self) -> str:
-        return self.node.name
+    def has_host_room(self, job: Job) -> bool:
+        """Whether processors and memory beside the devices suffice, where they are counted."""
+        node = self.node
+        return not (
+            (node.cpus and job.cpus > self.free_cpus + 1e-9)
+            or (node.ram_mb and job.ram_mb > self.free_ram_mb)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Able:
+    """What could serve everybody with one ask, were it free."""
+
+    nodes: int  # those with enough devices it accepts (with any at all, if it may span nodes)
+    pure: int  # those where it accepts every device
+    devices: int  # how many devices it accepts, in all
 
 
 class Cluster:
@@ -60,12 +82,16 @@ class Cluster:
     def __init__(self, nodes: Iterable[Node] = ()) -> None:
         self.nodes: dict[str, NodeState] = {}
         self.devices: dict[str, DeviceState] = {}
+        self.idle = 0  # devices that are up, healthy and held by nobody
+        self._order: list[NodeState] = []  # by bit
+        self._at_least: list[int] = [0]  # [n]: the nodes that are up with n or more idle devices
+        self._able: dict[object, Able] = {}
         self._held: dict[str, tuple[Device, ...]] = {}
         self.replace(nodes)
 
     def __iter__(self) -> Iterator[NodeState]:
         """The nodes that are up, in declared order."""
-        return (node for node in self.nodes.values() if node.up)
+        return (node for node in self._order if node.up)
 
     # -- what there is ------------------------------------------------------------------------
 
@@ -73,7 +99,7 @@ class Cluster:
         """Take a new declaration. A device that is still declared keeps its holders; one that is
         not is forgotten once nobody holds it."""
         before, old_nodes = self.devices, self.nodes
-        self.nodes, self.devices = {}, {}
+        self.nodes, self.devices, self._order = {}, {}, []
         for node in nodes:
             states = []
             for device in node.devices:
@@ -82,14 +108,19 @@ class Cluster:
                     _carry_over(before[device.id], state)
                 states.append(state)
                 self.devices[device.id] = state
-            self.nodes[node.name] = NodeState(node, states)
+            new = self.nodes[node.name] = NodeState(node, states, 1 << len(self._order))
+            self._order.append(new)
             if node.name in old_nodes:
-                self.nodes[node.name].up = old_nodes[node.name].up
-                self.nodes[node.name].detail = old_nodes[node.name].detail
+                old = old_nodes[node.name]
+                new.up, new.detail = old.up, old.detail
+                new.free_cpus -= old.node.cpus - old.free_cpus
+                new.free_ram_mb -= old.node.ram_mb - old.free_ram_mb
         for device_id, state in before.items():
             if device_id not in self.devices and state.holders:
                 state.healthy, state.detail = False, ABSENT
                 self.devices[device_id] = state
+        self._able.clear()
+        self._count()
 
     def remember(self, device: Device) -> DeviceState:
         """The device's state, also of one that is not declared (any more) but that a job holds."""
@@ -100,6 +131,7 @@ class Cluster:
 
     def set_node(self, name: str, up: bool, detail: str = "") -> None:
         self.nodes[name].up, self.nodes[name].detail = up, detail
+        self._count()
 
     def set_health(self, device_id: str, healthy: bool, detail: str = "") -> bool:
         """Whether anything changed."""
@@ -107,22 +139,44 @@ class Cluster:
         if state is None or state.healthy == healthy or state.detail == ABSENT:
             return False
         state.healthy, state.detail = healthy, detail
-        self._count_idle(state.device.node)
+        node = self.nodes[state.device.node]
+        if not state.holders:
+            self._set_idle(node, node.idle + (1 if healthy else -1))
         return True
+
+    def _count(self) -> None:
+        """The sets and sums anew, after a change that is too rare to follow step by step."""
+        most = max((len(node.devices) for node in self._order), default=0)
+        self._at_least = [0] * (most + 2)
+        self.idle = 0
+        for node in self._order:
+            if node.up:
+                self.idle += node.idle
+                for count in range(node.idle + 1):
+                    self._at_least[count] |= node.bit
+
+    def _set_idle(self, node: NodeState, idle: int) -> None:
+        before, node.idle = node.idle, idle
+        if node.up:
+            self.idle += idle - before
+            for count in range(min(before, idle) + 1, max(before, idle) + 1):
+                self._at_least[count] ^= node.bit
 
     # -- who holds what -----------------------------------------------------------------------
 
     def objection(self, job: Job, devices: tuple[Device, ...]) -> str:
         """Why the job must not have exactly these devices; empty if it may."""
-        if len(devices) != job.gpus:
-            return f"job {job.id} asks for {job.gpus} devices, not {len(devices)}"
-        if len({device.id for device in devices}) != len(devices):
-            return f"job {job.id} was given a device twice"
-        if not job.may_span_nodes and len({device.node for device in devices}) > 1:
-            return f"job {job.id} does not allow devices on several nodes"
+        count = len(devices)
+        if count != job.gpus and not job.least <= count <= job.most:
+            return f"job {job.id} asks for {job.gpus} devices, not {count}"
+        if count > 1:
+            if len({device.id for device in devices}) != count:
+                return f"job {job.id} was given a device twice"
+            if not job.may_span_nodes and len({device.node for device in devices}) > 1:
+                return f"job {job.id} does not allow devices on several nodes"
         for device in devices:
             state = self.devices.get(device.id)
-            if state is None or state.device != device:
+            if state is None or (state.device is not device and state.device != device):
                 return f"device {device.id} is not part of the cluster"
             node = self.nodes.get(device.node)
             if node is None or not node.up:
@@ -131,6 +185,8 @@ class Cluster:
                 return f"job {job.id} does not accept device {device.id}"
             if not state.fits(job):
                 return f"device {device.id} has no room for job {job.id}"
+            if (job.cpus or job.ram_mb) and not node.has_host_room(job):
+                return f"node {device.node} has too little processor time or memory left for job {job.id}"
         return ""
 
     def take(self, job: Job, devices: tuple[Device, ...]) -> None:
@@ -138,42 +194,87 @@ class Cluster:
             raise ValueError(f"job {job.id} holds devices already")
         for device in devices:
             state = self.devices[device.id]
-            if not state.holders and state.healthy and device.node in self.nodes:
-                self.nodes[device.node].idle -= 1
+            if not state.holders and state.healthy:
+                node = self.nodes.get(device.node)
+                if node is not None:
+                    self._set_idle(node, node.idle - 1)
             share = job.memory_mb or state.device.memory_mb
             state.holders[job.id] = share
             state.whole = not job.memory_mb
             state.free_mb -= share
         self._held[job.id] = devices
+        if job.cpus or job.ram_mb:
+            for name in {device.node for device in devices} & self.nodes.keys():
+                self.nodes[name].free_cpus -= job.cpus
+                self.nodes[name].free_ram_mb -= job.ram_mb
 
-    def give_back(self, job_id: str) -> None:
-        for device in self._held.pop(job_id, ()):
+    def give_back(self, job: Job) -> None:
+        devices = self._held.pop(job.id, ())
+        for device in devices:
             state = self.devices[device.id]
-            state.free_mb += state.holders.pop(job_id)
+            state.free_mb += state.holders.pop(job.id)
             if state.holders:
                 continue
-            if device.node in self.nodes and state in self.nodes[device.node].devices:
-                if state.healthy:
-                    self.nodes[device.node].idle += 1
-            else:
+            node = self.nodes.get(device.node)
+            if state.detail == ABSENT:
                 del self.devices[device.id]
-
-    def take_back_all_but(self, jobs: Mapping[str, object]) -> None:
-        """End every try: only these jobs, which held their devices before it, go on doing so."""
-        while len(self._held) > len(jobs):
-            self.give_back(next(reversed(self._held)))
+            elif node is not None and state.healthy:
+                self._set_idle(node, node.idle + 1)
+        if job.cpus or job.ram_mb:
+            for name in {device.node for device in devices} & self.nodes.keys():
+                self.nodes[name].free_cpus += job.cpus
+                self.nodes[name].free_ram_mb += job.ram_mb
 
     # -- questions ----------------------------------------------------------------------------
 
+    def able(self, job: Job) -> Able:
+        """What could ever serve the job, on an empty and healthy cluster."""
+        ask = job.ask
+        found = self._able.get(ask)
+        if found is None:
+            nodes = pure = devices = 0
+            for node in self._order:
+                accepted = sum(job.accepts(state.device) for state in node.devices)
+                room = (not node.node.cpus or job.cpus <= node.node.cpus) and (
+                    not node.node.ram_mb or job.ram_mb <= node.node.ram_mb
+                )
+                if accepted and room:
+                    devices += accepted
+                    if job.may_span_nodes or accepted >= job.least:
+                        nodes |= node.bit
+                    if accepted == len(node.devices):
+                        pure |= node.bit
+            if len(self._able) > 10_000:  # asks come and go in a pool that runs for months
+                self._able.clear()
+            found = self._able[ask] = Able(nodes, pure, devices)
+        return found
+
     def could_hold(self, job: Job) -> bool:
         """Whether an empty, healthy cluster could ever serve the job."""
-        fitting = [sum(job.accepts(s.device) for s in node.devices) for node in self.nodes.values()]
-        return (sum(fitting) if job.may_span_nodes else max(fitting, default=0)) >= job.gpus
+        able = self.able(job)
+        return able.devices >= job.least if job.may_span_nodes else able.nodes > 0
 
-    def _count_idle(self, node_name: str) -> None:
-        node = self.nodes.get(node_name)
-        if node is not None:
-            node.idle = sum(1 for state in node.devices if state.healthy and not state.holders)
+    def with_idle(self, count: int) -> int:
+        """The set of nodes that are up and have at least so many idle devices."""
+        return self._at_least[count] if count < len(self._at_least) else 0
+
+    def those(self, nodes: int) -> Iterator[NodeState]:
+        """The nodes of a set, in declared order."""
+        while nodes:
+            bit = nodes & -nodes
+            yield self._order[bit.bit_length() - 1]
+            nodes ^= bit
+
+    def mask(self, names: Iterable[str]) -> int:
+        """The set of nodes with these names."""
+        found = 0
+        for name in names:
+            if name in self.nodes:
+                found |= self.nodes[name].bit
+        return found
+
+    def held_by(self, job_id: str) -> tuple[Device, ...]:
+        return self._held.get(job_id, ())
 
 
 def _carry_over(old: DeviceState, new: DeviceState) -> None:
@@ -182,21 +283,3 @@ def _carry_over(old: DeviceState, new: DeviceState) -> None:
     new.free_mb -= sum(old.holders.values())
     if old.detail == ABSENT:
         new.healthy, new.detail = True, ""
-
-
-class Draft:
-    """Moves tried on the cluster and taken back: how a policy plans several starts in a row."""
-
-    def __init__(self, cluster: Cluster) -> None:
-        self.cluster = cluster
-        self.starts: list[tuple[Job, tuple[Device, ...]]] = []
-
-    def start(self, job: Job, devices: tuple[Device, ...]) -> None:
-        """Try the job on these devices; later questions see them as taken."""
-        self.cluster.take(job, devices)
-        self.starts.append((job, devices))
-
-    def undo(self, keep: int = 0) -> None:
-        """Take back every try after the first `keep`."""
-        while len(self.starts) > keep:
-            self.cluster.give_back(self.starts.pop()[0].id)

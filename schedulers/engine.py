@@ -2,20 +2,34 @@
 
 Two drivers feed it, a live one with the real clock and a simulated one with a heap. They tell it
 what happened (submit, started, ended ...) and then call `tick`, which lets the policy plan once
-for all of it and returns the actions to carry out. A plan is checked as a whole before anything
-moves; a policy that answers nonsense is put aside and FIFO serves until it is swapped.
+for all of it and returns the actions to carry out. Every move of a plan is checked as it is made;
+a policy that tries nonsense is put aside, its plan taken back whole, and FIFO serves until it is
+swapped.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from gpu_flows.schedulers.cluster import Cluster
-from gpu_flows.schedulers.model import Device, Job, Node, Plan, Reason, Running, Start
+from gpu_flows.schedulers.draft import Draft
+from gpu_flows.schedulers.ladder import Ladder
+from gpu_flows.schedulers.line import Line
+from gpu_flows.schedulers.model import (
+    NO_PROGRESS,
+    Device,
+    Job,
+    Node,
+    Plan,
+    Preempt,
+    Progress,
+    Reason,
+    Running,
+    Start,
+)
 from gpu_flows.schedulers.policies.fifo import Fifo
-from gpu_flows.schedulers.policy import Policy, State
+from gpu_flows.schedulers.policy import Policy, Speed, State, linear
 from gpu_flows.schedulers.reasons import Outlook, impossible
 
 
@@ -27,58 +41,80 @@ class Refuse:
     reason: Reason
 
 
-Action = Start | Refuse
+Action = Start | Preempt | Refuse
 
 
 class Engine:
-    def __init__(self, nodes: Iterable[Node], policy: Policy) -> None:
+    def __init__(
+        self, nodes: Iterable[Node], policy: Policy, can_preempt: bool = False, speed: Speed = linear
+    ) -> None:
         self.cluster = Cluster(nodes)
         self.policy = policy
         self.policy_error = ""  # why the policy was put aside, until it is swapped
         self.running: dict[str, Running] = {}
         self.wake_at: float | None = None
+        self._can_preempt, self._speed = can_preempt, speed
         self._fallback: Policy = Fifo()
-        self._waiting: list[Job] = []  # by Job.order
-        self._known: dict[str, Job] = {}
+        self._line = Line(policy.rank)
+        self._ladder = Ladder(policy.standing)
         self._unchecked: list[Job] = []  # not yet asked whether the cluster could ever hold them
         self._changed = True
 
     # -- what happened ------------------------------------------------------------------------
 
-    def submit(self, job: Job) -> None:
+    def submit(self, job: Job, progress: Progress = NO_PROGRESS) -> None:
         """A job wants to run. The same job again replaces what it asked for while it waits."""
-        if job.id in self.running or self._known.get(job.id) == job:
+        if job.id in self.running:
             return
-        self.withdraw(job.id)
-        insort(self._waiting, job, key=_order)
-        self._known[job.id] = job
+        known = self._line.get(job.id)
+        if known is not None:
+            if known == job:
+                return
+            progress = self._line.remove(job.id)
+        try:
+            self._line.add(job, progress)
+        except Exception as error:  # the policy's idea of an order
+            self._put_aside(error)
+            self._line.add(job, progress)
         self._unchecked.append(job)
         self._changed = True
 
     def withdraw(self, job_id: str) -> None:
         """A waiting job is gone: cancelled, deleted or paused."""
-        job = self._known.pop(job_id, None)
-        if job is not None:
-            del self._waiting[self._index(job)]
+        if job_id in self._line:
+            self._line.remove(job_id)
             self._changed = True
 
     def started(self, job_id: str, now: float, attempt: int) -> None:
         """The launch that `tick` asked for has been carried out."""
         running = self.running[job_id]
-        running.since, running.attempt = now, attempt
+        running.since = running.rated = now
+        running.attempt = attempt
+        self._ladder.remove(job_id)
+        self._ladder.add(running)
+
+    def paced(self, job_id: str, now: float, rate: float, pause_s: float = 0.0) -> None:
+        """A running job works at this rate from now on, after a pause in which it gets nothing done."""
+        running = self.running[job_id]
+        running.worked_s = running.work(now) - running.before.work_s
+        running.rate, running.rated = rate, now + pause_s
+        self._ladder.remove(job_id)
+        self._ladder.add(running)
 
     def ended(self, job_id: str) -> None:
         """A job let go of its devices: finished, failed, or never came to run."""
-        if self.running.pop(job_id, None):
-            self.cluster.give_back(job_id)
+        running = self.running.pop(job_id, None)
+        if running:
+            self._ladder.remove(job_id)
+            self.cluster.give_back(running.job)
             self._changed = True
 
-    def requeue(self, job_id: str) -> None:
-        """A job lost its devices but still wants to run."""
+    def requeue(self, job_id: str, progress: Progress = NO_PROGRESS) -> None:
+        """A job lost its devices but still wants to run, with this much of it done."""
         running = self.running.get(job_id)
         if running:
             self.ended(job_id)
-            self.submit(running.job)
+            self.submit(running.job, progress)
 
     def adopt(self, job: Job, devices: tuple[Device, ...], since: float, attempt: int) -> bool:
         """A job is found running already, on devices that may be sick or no longer declared.
@@ -89,12 +125,17 @@ class Engine:
         self.withdraw(job.id)
         held = tuple(state.device for state in states)
         self.cluster.take(job, held)
-        self.running[job.id] = Running(job, held, since, attempt, self.policy.name)
+        self.running[job.id] = running = Running(job, held, since, attempt, self.policy.name, rated=since)
+        self._ladder.add(running)
         return True
 
     def swap(self, policy: Policy) -> None:
         """Another policy decides from now on. It sees the whole state; nothing running is touched."""
         self.policy, self.policy_error = policy, ""
+        try:
+            self._serve_by(policy)
+        except Exception as error:
+            self._put_aside(error)
         self._changed = True
 
     def set_nodes(self, nodes: Iterable[Node]) -> None:
@@ -128,22 +169,13 @@ class Engine:
         if not self._changed and (self.wake_at is None or now < self.wake_at):
             return []
         self._changed, self.wake_at = False, None
-        refusals = self._refuse_impossible()
-        # A job that asks for no device needs no decision, and policies need not know of it.
-        free = [self._begin(Start(job, ()), now) for job in list(self._waiting) if job.gpus == 0]
-        if not self._waiting:
-            return [*refusals, *free]
-        plan = self._plan(now)
-        self.wake_at = plan.wake_at
-        starts = [self._begin(start, now) for start in plan.starts]
-        self._changed = False
-        return [*refusals, *free, *starts]
-
-    def _begin(self, start: Start, now: float) -> Start:
-        self.withdraw(start.job.id)
-        self.cluster.take(start.job, start.devices)
-        self.running[start.job.id] = Running(start.job, start.devices, now, policy=self.serving.name)
-        return start
+        actions = self._look_at_new(now) if self._unchecked else []
+        if len(self._line) or (self.running and self.serving.moves_running):
+            plan = self._plan(now)
+            self.wake_at = plan.wake_at
+            actions += plan.preempts
+            actions += plan.starts
+        return actions
 
     @property
     def serving(self) -> Policy:
@@ -153,61 +185,79 @@ class Engine:
     @property
     def waiting(self) -> list[Job]:
         """In arrival order. Read it, do not change it."""
-        return self._waiting
+        return self._line.by_arrival
 
     def waits(self, job_id: str) -> bool:
-        return job_id in self._known
+        return job_id in self._line
 
     def reasons(self, limit: int | None = None) -> Iterator[tuple[Job, Reason]]:
-        """Why each of the first `limit` jobs in line waits."""
+        """Why each of the first `limit` jobs in the policy's order waits."""
         outlooks: dict[object, Outlook] = {}  # jobs that ask for the same share one
-        for position, job in enumerate(self._waiting[:limit], start=1):
+        for position, job in enumerate(list(self._line)[:limit], start=1):
             if job.ask not in outlooks:
                 outlooks[job.ask] = Outlook(job, self.cluster)
             yield job, outlooks[job.ask].reason(position)
 
     # -- inside -------------------------------------------------------------------------------
 
-    def _refuse_impossible(self) -> list[Action]:
+    def _look_at_new(self, now: float) -> list[Action]:
+        """Refuse what nothing could ever hold. What asks for no device needs no decision, and
+        policies need not know of it."""
+        actions: list[Action] = []
         unchecked, self._unchecked = self._unchecked, []
-        refusals: list[Action] = []
         for job in unchecked:
-            reason = impossible(job, self.cluster)
-            if reason and self._known.get(job.id) is job:
-                self.withdraw(job.id)
-                refusals.append(Refuse(job, reason))
-        return refusals
+            if self._line.get(job.id) is not job:
+                continue
+            if not self.cluster.could_hold(job) and (reason := impossible(job, self.cluster)):
+                self._line.remove(job.id)
+                actions.append(Refuse(job, reason))
+            elif not job.gpus:
+                self._draft(now).start(job, ())
+                actions.append(Start(job, ()))
+        return actions
 
     def _plan(self, now: float) -> Plan:
-        state = State(now, self._waiting, self.running, self.cluster)
         if not self.policy_error:
+            draft = self._draft(now)
             try:
-                return self._checked(self.policy, state)
+                return self._ask(self.policy, draft)
             except Exception as error:  # whatever a policy does wrong, the pool goes on
-                self.policy_error = f"{type(error).__name__}: {error}"
-        return self._checked(self._fallback, state)
+                self._put_aside(error)
+                draft.undo()
+        return self._ask(self._fallback, self._draft(now))
 
-    def _checked(self, policy: Policy, state: State) -> Plan:
-        """The policy's plan, once every move of it was tried in order on the real state."""
-        try:
-            plan = policy.plan(state)
-        finally:
-            self.cluster.take_back_all_but(self.running)
-        try:
+    def _ask(self, policy: Policy, draft: Draft) -> Plan:
+        state = State(
+            draft.now,
+            self._line,
+            self.running,
+            self._ladder,
+            self.cluster,
+            draft,
+            self._can_preempt,
+            self._speed,
+        )
+        plan = policy.plan(state)
+        if plan is not draft.answer or plan is None:  # made by hand: go through it move by move
+            draft.undo()
+            for stop in plan.preempts:
+                draft.preempt(stop.running.job.id)
             for start in plan.starts:
-                if self._known.get(start.job.id) is not start.job:
-                    raise ValueError(f"job {start.job.id} is not waiting")
-                objection = self.cluster.objection(start.job, start.devices)
-                if objection:
-                    raise ValueError(objection)
-                self.cluster.take(start.job, start.devices)
-        finally:
-            self.cluster.take_back_all_but(self.running)
+                draft.start(start.job, start.devices)
+            plan = draft.plan(plan.wake_at)
         return plan
 
-    def _index(self, job: Job) -> int:
-        return bisect_left(self._waiting, job.order, key=_order)
+    def _draft(self, now: float) -> Draft:
+        return Draft(
+            now, self.cluster, self._line, self.running, self._ladder, self.serving.name, self._can_preempt
+        )
 
+    def _put_aside(self, error: Exception) -> None:
+        self.policy_error = f"{type(error).__name__}: {error}"
+        self._serve_by(self._fallback)
 
-def _order(job: Job) -> tuple[int, float, str]:
-    return job.order
+    def _serve_by(self, policy: Policy) -> None:
+        self._ladder = Ladder(policy.standing)
+        for running in self.running.values():
+            self._ladder.add(running)
+        self._line.rank_by(policy.rank)

@@ -13,6 +13,7 @@ Times are seconds since the epoch, memory is in MiB. Nothing here knows how any 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -36,6 +37,8 @@ class Node:
     name: str
     devices: tuple[Device, ...]
     rack: str = "default"
+    cpus: float = 0.0  # 0: not counted
+    ram_mb: int = 0  # 0: not counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +51,7 @@ class Job:
     memory_mb: int = 0  # per device; 0 asks for whole devices, which nobody shares
     name: str = ""
     user: str = ""
+    kind: str = ""  # what sort of work it is: jobs of one kind run and scale alike
     line: int = 0  # Prefect's work-queue priority: lower lines come first
     priority: int = 0  # higher is more urgent, for policies that look at it
     deadline: float | None = None
@@ -55,30 +59,54 @@ class Job:
     nodes: tuple[str, ...] = ()  # patterns; empty means any node
     models: tuple[str, ...] = ()  # patterns for Device.model; empty means any
     may_span_nodes: bool = False
+    min_gpus: int = 0  # an elastic job takes any number between these two; 0: exactly `gpus`
+    max_gpus: int = 0
+    cpus: float = 0.0  # on each of its nodes, beside the devices
+    ram_mb: int = 0
 
     @property
     def order(self) -> tuple[int, float, str]:
         """Arrival order: what every policy starts from."""
         return (self.line, self.submitted, self.id)
 
+    @property
+    def least(self) -> int:
+        """The fewest devices it can run on."""
+        return self.min_gpus or self.gpus
+
+    @property
+    def most(self) -> int:
+        """The most devices it has a use for."""
+        return self.max_gpus or self.gpus
+
     def accepts(self, device: Device) -> bool:
         """Whether this device, were it free, could serve the job."""
         return (
             device.memory_mb >= self.memory_mb
-            and _matches(device.node, self.nodes)
+            and (not self.nodes or _matches(device.node, self.nodes))
             # a model is known by a part of its name: `1080` finds `GTX 1080 Ti`
-            and _matches(device.model, tuple(f"*{pattern}*" for pattern in self.models))
+            and (not self.models or _matches(device.model, tuple(f"*{pattern}*" for pattern in self.models)))
         )
 
     @property
-    def ask(self) -> tuple[int, int, tuple[str, ...], tuple[str, ...], bool]:
+    def ask(self) -> tuple[object, ...]:
         """What it asks of the cluster: two jobs with the same ask can be served by the same devices."""
-        return (self.gpus, self.memory_mb, self.nodes, self.models, self.may_span_nodes)
+        return (
+            self.gpus,
+            self.memory_mb,
+            self.may_span_nodes,
+            self.nodes,
+            self.models,
+            self.cpus,
+            self.ram_mb,
+            self.min_gpus,
+            self.max_gpus,
+        )
 
 
 def _matches(value: str, patterns: tuple[str, ...]) -> bool:
     """Shell-style patterns, whatever the case."""
-    return not patterns or any(fnmatchcase(value.lower(), pattern.lower()) for pattern in patterns)
+    return any(fnmatchcase(value.lower(), pattern.lower()) for pattern in patterns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,14 +115,6 @@ class Start:
 
     job: Job
     devices: tuple[Device, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What a policy answers. `wake_at` asks to be called again at that time at the latest."""
-
-    starts: tuple[Start, ...] = ()
-    wake_at: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +129,20 @@ class Reason:
         return f"{self.summary} {self.fix}".strip()
 
 
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a job came in the attempts that it has behind it."""
+
+    attempts: int = 0
+    ran_s: float = 0.0  # time on devices
+    gpu_s: float = 0.0  # the same, times the devices it held
+    work_s: float = 0.0  # how much of its expected duration is done and kept
+    stopped: float | None = None  # when the last attempt ended
+
+
+NO_PROGRESS = Progress()
+
+
 @dataclass(slots=True)
 class Running:
     """A job that holds devices."""
@@ -118,10 +152,58 @@ class Running:
     since: float
     attempt: int = 1
     policy: str = ""
+    before: Progress = NO_PROGRESS
+    rate: float = 1.0  # seconds of work it gets done in a second
+    rated: float = 0.0  # since when it goes at this rate
+    worked_s: float = 0.0  # what it got done in this attempt before that
 
     @property
     def nodes(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(device.node for device in self.devices))
+
+    def work(self, now: float) -> float:
+        """How much of its expected duration is done, this attempt included."""
+        return self.before.work_s + self.worked_s + max(0.0, now - self.rated) * self.rate
+
+    def due(self) -> float:
+        """When it will end at its present pace, if it takes as long as expected."""
+        expected = self.job.expected_s
+        if expected is None or not self.rate:
+            return math.inf
+        return self.rated + (expected - self.before.work_s - self.worked_s) / self.rate
+
+    def gpu_seconds(self, now: float) -> float:
+        """The service it attained so far, over all attempts."""
+        return self.before.gpu_s + (now - self.since) * len(self.devices)
+
+    def progress(self, now: float) -> Progress:
+        """What it has behind it, were it stopped now."""
+        ran = now - self.since
+        before = self.before
+        return Progress(
+            self.attempt,
+            before.ran_s + ran,
+            before.gpu_s + ran * len(self.devices),
+            self.work(now),
+            now,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Preempt:
+    """Stop this job and put it back in line. Started again in the same plan, it moves or changes size."""
+
+    running: Running
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a policy answers: preempt these, then start those. `wake_at` asks to be called again at
+    that time at the latest."""
+
+    starts: tuple[Start, ...] = ()
+    preempts: tuple[Preempt, ...] = ()
+    wake_at: float | None = None
 
 
 def all_devices(nodes: Iterable[Node]) -> list[Device]:

@@ -1,70 +1,51 @@
-"""Which devices a job gets, once a policy has chosen the job.
-
-The sharing rule says which devices are on offer at all. By default a device is offered only
-when nobody holds it; under `shared` also one that is busy below a threshold, as long as the
-memory its holders were promised leaves room.
-"""
+"""Every placement by name, and the options by which people choose one."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Literal
+import importlib
+import pkgutil
+from typing import Annotated
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
-from gpu_flows.schedulers.cluster import Cluster, NodeState
+from gpu_flows.schedulers import placements as _folder
+from gpu_flows.schedulers.cluster import Cluster
 from gpu_flows.schedulers.model import Device, Job
-from gpu_flows.schedulers.policy import Options
+from gpu_flows.schedulers.placing import EVERYWHERE, Placement, SharingOptions
 
 
-class SharingOptions(Options):
-    """What every policy with exclusive or shared devices lets people choose."""
+def _found() -> dict[str, Placement]:
+    found: dict[str, Placement] = {}
+    for module in pkgutil.iter_modules(_folder.__path__):
+        home = importlib.import_module(f"{_folder.__name__}.{module.name}")
+        for thing in vars(home).values():
+            if isinstance(thing, type) and issubclass(thing, Placement) and thing.__module__ == home.__name__:
+                found[thing.name] = thing()
+    return dict(sorted(found.items()))
 
-    sharing: Literal["exclusive", "shared"] = Field(
-        default="exclusive",
-        title="Sharing",
-        description="Whether a device serves one job at a time, or several whose memory fits together.",
+
+PLACEMENTS = _found()
+
+
+def _known(name: str) -> str:
+    if name not in PLACEMENTS:
+        raise ValueError(f"there is no placement {name!r}; there are {', '.join(PLACEMENTS)}")
+    return name
+
+
+class PlacementOptions(SharingOptions):
+    """What every policy that leaves the choice of devices to a placement lets people choose."""
+
+    placement: Annotated[str, AfterValidator(_known)] = Field(
+        default="first_fit",
+        title="Placement",
+        description="How devices are chosen for a job whose turn it is.",
+        json_schema_extra={"enum": list(PLACEMENTS)},
     )
-    utilization_threshold: float = Field(
-        default=90,
-        gt=0,
-        le=100,
-        title="Utilization threshold (%)",
-        description="With shared devices: a device measured at or above this is not offered.",
-    )
 
-
-def offered(node: NodeState, job: Job, options: SharingOptions) -> list[Device]:
-    """The node's devices that the job may have now, at most as many as it asks for."""
-    if options.sharing == "exclusive" and not node.idle:
-        return []
-    shared = options.sharing == "shared"
-    found = []
-    for state in node.devices:
-        if (
-            (state.utilization < options.utilization_threshold if shared else not state.holders)
-            and state.fits(job)
-            and job.accepts(state.device)
-        ):
-            found.append(state.device)
-            if len(found) == job.gpus:
-                break
-    return found
-
-
-def first_fit(
-    job: Job, cluster: Cluster, options: SharingOptions, nodes: Iterable[NodeState] | None = None
-) -> tuple[Device, ...]:
-    """All the devices the job asks for on the first node that has them, or, if the job allows
-    several nodes, gathered in node order. Empty when they are not there."""
-    gathered: list[Device] = []
-    for node in cluster if nodes is None else nodes:
-        if options.sharing == "exclusive" and node.idle < job.gpus and not job.may_span_nodes:
-            continue
-        devices = offered(node, job, options)
-        if len(devices) == job.gpus:
-            return tuple(devices)
-        gathered += devices
-    if job.may_span_nodes and len(gathered) >= job.gpus:
-        return tuple(gathered[: job.gpus])
-    return ()
+    def place(
+        self, job: Job, cluster: Cluster, gpus: int | None = None, among: int = EVERYWHERE
+    ) -> tuple[Device, ...]:
+        """The devices for the job, as many as it asks for unless told otherwise; none if they are
+        not there."""
+        return PLACEMENTS[self.placement].find(job, job.gpus if gpus is None else gpus, cluster, self, among)

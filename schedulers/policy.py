@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import entry_points
@@ -18,24 +18,40 @@ from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from gpu_flows.schedulers.cluster import Cluster, Draft
-from gpu_flows.schedulers.model import Job, Plan, Running, Start
+from gpu_flows.schedulers.cluster import Cluster
+from gpu_flows.schedulers.draft import Draft
+from gpu_flows.schedulers.ladder import Ladder, Standing
+from gpu_flows.schedulers.line import Line
+from gpu_flows.schedulers.model import Job, Plan, Progress, Running
 
 ENTRY_POINTS = "gpu_flows.policies"
+
+Speed = Callable[[Job, str, int], float]
+"""How fast a job runs on so many devices of a model, measured by what it does on those it asks for."""
+
+
+def linear(job: Job, model: str, gpus: int) -> float:
+    """Nothing is known of the job: every device of any model does the same work."""
+    return gpus / job.gpus
 
 
 @dataclass(slots=True)
 class State:
-    """What a policy looks at. Everything in it is live: read it, never change it."""
+    """What a policy looks at. Everything in it is live: read it, and change it by the draft only."""
 
     now: float
-    waiting: Sequence[Job]  # in arrival order
+    line: Line  # the waiting jobs, in groups by what they ask for, in the policy's order
     running: Mapping[str, Running]
+    ladder: Ladder  # the running jobs, in the policy's order
     cluster: Cluster
+    draft: Draft  # where moves are made, one after the other
+    can_preempt: bool = True
+    speed: Speed = linear
 
-    def draft(self) -> Draft:
-        """A place to try starts one after the other; the engine takes every try back."""
-        return Draft(self.cluster)
+    @property
+    def waiting(self) -> Sequence[Job]:
+        """In arrival order."""
+        return self.line.by_arrival
 
 
 class Options(BaseModel):
@@ -50,24 +66,30 @@ class Policy(ABC):
     name: ClassVar[str]
     Options: ClassVar[type[Options]] = Options
     preempts: ClassVar[bool] = False
+    moves_running: ClassVar[bool] = False  # whether it plans also when nobody waits
     needs: ClassVar[tuple[str, ...]] = ()  # what it must know of a job beyond its size
+    optimizes: ClassVar[str] = ""  # what it is good for, in a few words
 
     def __init__(self, **options: Any) -> None:
         self.options = self.Options(**options)
 
+    def rank(self, job: Job, progress: Progress) -> Any:
+        """What to sort waiting jobs by, lower first. Must not change while the job waits."""
+        return job.order
+
+    def standing(self, running: Running) -> Standing | None:
+        """Where a running job stands among the others, for policies that preempt by rank. Their ranks
+        are tuples (line, value, submitted, id)."""
+        return None
+
     @abstractmethod
     def plan(self, state: State) -> Plan:
-        """Which waiting jobs start now, and where."""
+        """Which waiting jobs start now, and where; which running ones make room."""
 
     @classmethod
     def rule(cls) -> str:
         """The rule in a sentence: the first line of the class's docstring."""
         return (cls.__doc__ or "").strip().split("\n")[0]
-
-
-def plan_of(draft: Draft, wake_at: float | None = None) -> Plan:
-    """The starts tried on a draft, as a plan."""
-    return Plan(tuple(Start(job, devices) for job, devices in draft.starts), wake_at)
 
 
 class PolicyError(ValueError):

@@ -52,7 +52,7 @@ class Raises(Policy):
     name = "raises"
 
     def plan(self, state: State) -> Plan:
-        draft = state.draft()
+        draft = state.draft
         for job in list(state.waiting)[:1]:
             node = next(iter(state.cluster))
             draft.start(job, tuple(s.device for s in node.devices[: job.gpus]))

@@ -161,19 +161,18 @@ def test_a_policy_of_another_package_is_found_by_its_entry_point(tmp_path: Path)
     """Also one that was installed after this process began to look; a built-in name is not taken over."""
     (tmp_path / "mine.py").write_text(
         textwrap.dedent('''
-        from gpu_flows.schedulers.policy import Policy, plan_of
-        from gpu_flows.schedulers.placement import SharingOptions, first_fit
+        from gpu_flows.schedulers.policy import Policy
+        from gpu_flows.schedulers.placement import PlacementOptions
 
         class Smallest(Policy):
             """The job that asks for the fewest devices starts first."""
             name = "smallest"
-            Options = SharingOptions
+            Options = PlacementOptions
             def plan(self, state):
-                draft = state.draft()
                 for job in sorted(state.waiting, key=lambda job: job.gpus):
-                    if devices := first_fit(job, state.cluster, self.options):
-                        draft.start(job, devices)
-                return plan_of(draft)
+                    if devices := self.options.place(job, state.cluster):
+                        state.draft.start(job, devices)
+                return state.draft.plan()
         ''')
     )
     info = tmp_path / "mine-1.dist-info"

@@ -5,11 +5,12 @@ from __future__ import annotations
 from pydantic import Field
 
 from gpu_flows.schedulers.model import Plan
-from gpu_flows.schedulers.placement import SharingOptions, first_fit
-from gpu_flows.schedulers.policy import Policy, State, plan_of
+from gpu_flows.schedulers.placement import PlacementOptions
+from gpu_flows.schedulers.policy import Policy, State
+from gpu_flows.schedulers.serving import serve
 
 
-class FifoOptions(SharingOptions):
+class FifoOptions(PlacementOptions):
     skip: bool = Field(
         default=False,
         title="Skip what does not fit",
@@ -28,13 +29,8 @@ class Fifo(Policy):
     name = "fifo"
     Options = FifoOptions
     options: FifoOptions
+    optimizes = "nothing; it is fair by arrival and needs to know nothing"
 
     def plan(self, state: State) -> Plan:
-        draft = state.draft()
-        for job in state.waiting:
-            devices = first_fit(job, state.cluster, self.options)
-            if devices:
-                draft.start(job, devices)
-            elif not self.options.skip:
-                break
-        return plan_of(draft)
+        serve(state, self.options, strict=not self.options.skip)
+        return state.draft.plan()

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from heapq import heappop, heapreplace
 from typing import Any
 
 from pydantic import Field
 
-from gpu_flows.schedulers.cluster import Cluster, NodeState
-from gpu_flows.schedulers.model import Job, Plan
-from gpu_flows.schedulers.placement import SharingOptions, first_fit
-from gpu_flows.schedulers.policy import Policy, State, plan_of
+from gpu_flows.schedulers.cluster import Cluster
+from gpu_flows.schedulers.model import Device, Job, Plan
+from gpu_flows.schedulers.placement import PlacementOptions
+from gpu_flows.schedulers.policy import Policy, State
 
 
-class RoundRobinOptions(SharingOptions):
+class RoundRobinOptions(PlacementOptions):
     wait_for_turn: bool = Field(
         default=False,
         title="Wait for the server whose turn it is",
@@ -37,23 +38,35 @@ class RoundRobin(Policy):
         self.last = ""
 
     def plan(self, state: State) -> Plan:
-        draft = state.draft()
-        for job in state.waiting:
-            devices = first_fit(job, state.cluster, self.options, self._in_turn(job, state.cluster))
+        cluster, draft = state.cluster, state.draft
+        if self.options.sharing == "exclusive" and not cluster.idle:
+            return draft.plan()
+        heads = state.line.heads()
+        while heads:
+            _, _, job, group = heads[0]
+            devices = self._in_turn(job, cluster)
             if not devices:
                 break
             draft.start(job, devices)
             self.last = devices[-1].node
-        return plan_of(draft)
+            following = group.head()
+            if following:
+                heapreplace(heads, (*following, group))
+            else:
+                heappop(heads)
+        return draft.plan()
 
-    def _in_turn(self, job: Job, cluster: Cluster) -> list[NodeState]:
-        """The nodes that may get this job now, beginning after the last one served."""
-        nodes = list(cluster)
-        names = [node.name for node in nodes]
-        after = names.index(self.last) + 1 if self.last in names else 0
-        able = [
-            node
-            for node in nodes[after:] + nodes[:after]
-            if job.may_span_nodes or sum(job.accepts(s.device) for s in node.devices) >= job.gpus
-        ]
-        return able[:1] if self.options.wait_for_turn and not job.may_span_nodes else able
+    def _in_turn(self, job: Job, cluster: Cluster) -> tuple[Device, ...]:
+        """Devices on the first node that may have the job, beginning after the last one served."""
+        last = cluster.nodes.get(self.last)
+        before = last.bit * 2 - 1 if last else 0  # the nodes up to the last one served
+        able = cluster.able(job).nodes
+        turns = [able & ~before, able & before]
+        if self.options.wait_for_turn and not job.may_span_nodes:
+            first = next((next(cluster.those(turn)) for turn in turns if turn), None)
+            return self.options.place(job, cluster, among=first.bit) if first else ()
+        for turn in turns:
+            devices = self.options.place(job, cluster, among=turn) if turn else ()
+            if devices:
+                return devices
+        return self.options.place(job, cluster) if job.may_span_nodes else ()

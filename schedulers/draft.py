@@ -1,0 +1,119 @@
+"""Moves tried on the real state, each checked as it is made, and taken back if the plan is not kept.
+
+A policy starts and preempts on its draft and sees every later question answered accordingly. When
+it is done the moves already stand; there is no second bookkeeping to go through.
+"""
+
+from __future__ import annotations
+
+from gpu_flows.schedulers.cluster import Cluster
+from gpu_flows.schedulers.ladder import Ladder
+from gpu_flows.schedulers.line import Line
+from gpu_flows.schedulers.model import Device, Job, Plan, Preempt, Progress, Running, Start
+
+
+class BadMove(ValueError):
+    """A policy tried what must not be."""
+
+
+class Draft:
+    def __init__(
+        self,
+        now: float,
+        cluster: Cluster,
+        line: Line,
+        running: dict[str, Running],
+        ladder: Ladder,
+        policy: str,
+        can_preempt: bool,
+    ) -> None:
+        self.now, self._policy, self._can_preempt = now, policy, can_preempt
+        self._cluster, self._line, self._running, self._ladder = cluster, line, running, ladder
+        self._moves: list[tuple[Running, Progress | None]] = []  # a start; with a progress, a preemption
+        self.answer: Plan | None = None  # what `plan` last made of the moves
+
+    def start(self, job: Job, devices: tuple[Device, ...]) -> None:
+        """Give the job these devices."""
+        if self._line.get(job.id) is not job:
+            raise BadMove(f"job {job.id} is not waiting")
+        objection = self._cluster.objection(job, devices)
+        if objection:
+            raise BadMove(objection)
+        before = self._line.remove(job.id)
+        self._cluster.take(job, devices)
+        now = self.now
+        running = Running(job, devices, now, before.attempts + 1, self._policy, before, 1.0, now)
+        self._running[job.id] = running
+        self._ladder.add(running)
+        self._moves.append((running, None))
+
+    def preempt(self, job_id: str) -> None:
+        """Take the job's devices away; it waits again, with what it has behind it."""
+        running = self._running.get(job_id)
+        if running is None:
+            raise BadMove(f"job {job_id} is not running")
+        if not self._can_preempt:
+            raise BadMove(f"job {job_id} cannot be preempted here")
+        progress = running.progress(self.now)
+        del self._running[job_id]
+        self._ladder.remove(job_id)
+        self._cluster.give_back(running.job)
+        self._line.add(running.job, progress)
+        self._moves.append((running, progress))
+
+    def former(self, job_id: str) -> tuple[Device, ...]:
+        """The devices this plan took from the job; empty if it took none."""
+        for running, progress in self._moves:
+            if progress is not None and running.job.id == job_id:
+                return running.devices
+        return ()
+
+    @property
+    def mark(self) -> int:
+        """How many moves were made so far: what `undo` may go back to."""
+        return len(self._moves)
+
+    def undo(self, mark: int = 0) -> None:
+        """Take back every move made after the mark, the last one first."""
+        while len(self._moves) > mark:
+            running, progress = self._moves.pop()
+            job = running.job
+            if progress is None:
+                del self._running[job.id]
+                self._ladder.remove(job.id)
+                self._cluster.give_back(job)
+                self._line.add(job, running.before)
+            else:
+                self._line.remove(job.id)
+                self._cluster.take(job, running.devices)
+                self._running[job.id] = running
+                self._ladder.add(running)
+
+    def plan(self, wake_at: float | None = None) -> Plan:
+        """What all moves come to. A job stopped and started again on the same devices never stopped."""
+        if not self._moves:
+            self.answer = Plan(wake_at=wake_at)
+            return self.answer
+        stopped: dict[str, Running] = {}
+        started: dict[str, Running] = {}
+        for running, progress in self._moves:
+            job_id = running.job.id
+            if progress is None:
+                started[job_id] = running
+            elif job_id in started:
+                del started[job_id]
+            else:
+                stopped[job_id] = running
+        for job_id in list(stopped):
+            again = started.get(job_id)
+            if again and set(again.devices) == set(stopped[job_id].devices):
+                self._running[job_id] = stopped.pop(job_id)
+                self._ladder.remove(job_id)
+                self._ladder.add(self._running[job_id])
+                del started[job_id]
+        self.answer = Plan(
+            tuple(Start(each.job, each.devices) for each in started.values()),
+            tuple(Preempt(each) for each in stopped.values()),
+            wake_at,
+        )
+        return self.answer

@@ -1,0 +1,118 @@
+"""The waiting jobs, in the order in which the policy would serve them.
+
+Jobs that ask for the same form a group. If the first of a group cannot start, none behind it
+can, so a policy looks at the heads of a few groups and never at thousands of jobs. A group is a
+heap whose stale entries are dropped when they surface: joining and leaving cost next to nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from heapq import heapify, heappop, heappush
+from itertools import count
+from typing import Any
+
+from gpu_flows.schedulers.model import NO_PROGRESS, Job, Progress
+
+Rank = Callable[[Job, Progress], Any]  # what to sort waiting jobs by: lower is served earlier
+Entry = tuple[Any, int, Job]  # rank, a number that settles ties, job
+
+
+class Group:
+    """Waiting jobs with one ask, first to be served first."""
+
+    __slots__ = ("_entries", "ask", "gpus", "heap")
+
+    def __init__(self, ask: object, gpus: int, entries: dict[str, Entry]) -> None:
+        self.ask = ask
+        self.gpus = gpus  # the fewest devices that can start one of them
+        self.heap: list[Entry] = []
+        self._entries = entries
+
+    def head(self) -> Entry | None:
+        """The first job in this group, with its rank."""
+        heap = self.heap
+        while heap:
+            entry = heap[0]
+            if self._entries.get(entry[2].id) is entry:
+                return entry
+            heappop(heap)
+        return None
+
+
+class Line:
+    def __init__(self, rank: Rank) -> None:
+        self._rank = rank
+        self._entries: dict[str, Entry] = {}
+        self._groups: dict[object, Group] = {}
+        self._progress: dict[str, Progress] = {}  # of those that ran before
+        self._sorted: list[Job] | None = None
+        self._numbers = count()
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __contains__(self, job_id: object) -> bool:
+        return job_id in self._entries
+
+    def get(self, job_id: str) -> Job | None:
+        entry = self._entries.get(job_id)
+        return entry[2] if entry else None
+
+    def add(self, job: Job, progress: Progress = NO_PROGRESS) -> None:
+        ask = job.ask
+        group = self._groups.get(ask)
+        if group is None:
+            group = self._groups[ask] = Group(ask, job.least, self._entries)
+        entry = self._entries[job.id] = (self._rank(job, progress), next(self._numbers), job)
+        heappush(group.heap, entry)
+        if progress is not NO_PROGRESS:
+            self._progress[job.id] = progress
+        self._sorted = None
+
+    def remove(self, job_id: str) -> Progress:
+        """The job leaves. What it had behind it."""
+        del self._entries[job_id]
+        self._sorted = None
+        return self._progress.pop(job_id, NO_PROGRESS) if self._progress else NO_PROGRESS
+
+    def progress(self, job_id: str) -> Progress:
+        return self._progress.get(job_id, NO_PROGRESS)
+
+    def rank_by(self, rank: Rank) -> None:
+        """Another order from now on."""
+        self._rank = rank
+        self._groups.clear()
+        for _, _, job in list(self._entries.values()):
+            self.add(job, self.progress(job.id))
+
+    def heads(self, most_gpus: int | None = None) -> list[tuple[Any, int, Job, Group]]:
+        """The first job of each group that asks for no more than so many devices, as a heap."""
+        found = []
+        empty = []
+        for group in self._groups.values():
+            if most_gpus is None or group.gpus <= most_gpus:
+                head = group.head()
+                if head:
+                    found.append((*head, group))
+                else:
+                    empty.append(group.ask)
+        for ask in empty:
+            del self._groups[ask]
+        heapify(found)
+        return found
+
+    def __iter__(self) -> Iterator[Job]:
+        """In the policy's order."""
+        return (entry[2] for entry in sorted(self._entries.values()))
+
+    @property
+    def by_arrival(self) -> list[Job]:
+        """In arrival order. Read it, do not change it."""
+        if self._sorted is None:
+            self._sorted = sorted((entry[2] for entry in self._entries.values()), key=_order)
+        return self._sorted
+
+
+def _order(job: Job) -> tuple[int, float, str]:
+    return job.order

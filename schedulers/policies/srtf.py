@@ -1,0 +1,48 @@
+"""Shortest remaining time first, and its sibling that counts devices too."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from gpu_flows.schedulers.ladder import Standing
+from gpu_flows.schedulers.model import Job, Plan, Progress, Running
+from gpu_flows.schedulers.placement import PlacementOptions
+from gpu_flows.schedulers.policy import Policy, State
+from gpu_flows.schedulers.serving import expected, serve_by_rank
+
+
+class SrtfOptions(PlacementOptions):
+    by: Literal["time", "service"] = Field(
+        default="time",
+        title="Remaining what",
+        description="Compare remaining time, or remaining service: time multiplied by devices (SRSF).",
+    )
+
+
+class Srtf(Policy):
+    """The job with the least time left runs; longer ones yield to it and come back later.
+
+    Best possible for mean turnaround on one device with known durations. Wide or long jobs may
+    starve under steady load. With `by: service` a job's devices count as well (SRSF).
+    """
+
+    name = "srtf"
+    Options = SrtfOptions
+    options: SrtfOptions
+    preempts = True
+    needs = ("expected duration",)
+    optimizes = "mean turnaround"
+
+    def rank(self, job: Job, progress: Progress) -> Any:
+        left = expected(job) - progress.work_s
+        return (job.line, left * job.gpus if self.options.by == "service" else left, job.submitted, job.id)
+
+    def standing(self, running: Running) -> Standing:
+        weight = running.job.gpus if self.options.by == "service" else 1
+        return Standing(running.due() * weight, -weight)
+
+    def plan(self, state: State) -> Plan:
+        serve_by_rank(state, self.options)
+        return state.draft.plan()

@@ -1,0 +1,121 @@
+"""What the simulated cluster does to jobs: speeds, distances, neighbours, restarts and breakdowns.
+
+Everything is a parameter. With none set a job runs for exactly as long as its trace says.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush
+from typing import TYPE_CHECKING
+
+from gpu_flows.schedulers.model import Device, Job, Node, Progress, Running
+from gpu_flows.schedulers.simulation.profiles import Profile
+
+if TYPE_CHECKING:
+    from gpu_flows.schedulers.engine import Engine
+
+
+@dataclass(frozen=True)
+class Tiers:
+    """How much slower a job runs for being spread: across nodes of one rack, and across racks."""
+
+    nodes: float = 1.0
+    racks: float = 1.0
+    kinds: dict[str, tuple[float, float]] = field(default_factory=dict)  # kind -> (nodes, racks)
+
+    def slowdown(self, job: Job, devices: tuple[Device, ...], engine: Engine) -> float:
+        names = {device.node for device in devices}
+        if len(names) < 2:
+            return 1.0
+        nodes, racks = self.kinds.get(job.kind, (self.nodes, self.racks))
+        return racks if len({engine.cluster.nodes[name].node.rack for name in names}) > 1 else nodes
+
+
+@dataclass(frozen=True)
+class Breakdown:
+    """A node, or one device of it, goes or comes back."""
+
+    node: str
+    device: str = ""  # empty: the whole node
+    back: bool = False
+
+    def hits(self, device: Device) -> bool:
+        return device.id == self.device if self.device else device.node == self.node
+
+
+class Breakdowns:
+    """Each node and device breaks down and is repaired again and again, at random moments."""
+
+    def __init__(self, nodes: Sequence[Node], world: World) -> None:
+        self._random = random.Random(world.seed)
+        self._repair_s = world.repair_s
+        self._queue: list[tuple[float, int, float, Breakdown]] = []
+        for node in nodes:
+            if world.node_mtbf_s:
+                self._expect(0.0, world.node_mtbf_s, Breakdown(node.name))
+            if world.device_mtbf_s:
+                for device in node.devices:
+                    self._expect(0.0, world.device_mtbf_s, Breakdown(node.name, device.id))
+        heapify(self._queue)
+
+    def _expect(self, now: float, mtbf_s: float, breakdown: Breakdown) -> None:
+        after = self._random.expovariate(1 / (self._repair_s if breakdown.back else mtbf_s))
+        heappush(self._queue, (now + after, len(self._queue), mtbf_s, breakdown))
+
+    @property
+    def next_at(self) -> float:
+        return self._queue[0][0]
+
+    def pop(self) -> Breakdown:
+        now, _, mtbf_s, breakdown = heappop(self._queue)
+        self._expect(now, mtbf_s, Breakdown(breakdown.node, breakdown.device, not breakdown.back))
+        return breakdown
+
+
+@dataclass(frozen=True)
+class World:
+    profile: Profile = field(default_factory=Profile)
+    tiers: Tiers = field(default_factory=Tiers)
+    interference: float = 0.0  # slowdown for each other job on a shared device, beyond its fair share
+    checkpoint_s: float = 0.0  # time to save a job that is preempted
+    restart_s: float = 0.0  # time until a job that ran before gets work done again
+    migration_s: float = 0.0  # the same, on top, if it comes back on another node
+    checkpoint_every_s: float = 0.0  # what a breakdown costs at most; 0: everything was saved
+    node_mtbf_s: float = 0.0  # mean time between failures; 0: never
+    device_mtbf_s: float = 0.0
+    repair_s: float = 3600.0
+    seed: int = 0
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether a job always runs at its own pace and never pays for a restart."""
+        return self == _PLAIN
+
+    def rate(self, job: Job, devices: tuple[Device, ...], engine: Engine) -> float:
+        """Seconds of the job's work done in a second on these devices, with the neighbours it has."""
+        slowest = min(self.profile.speed(job, model, len(devices)) for model in {d.model for d in devices})
+        rate = slowest / self.tiers.slowdown(job, devices, engine)
+        crowd = max(len(engine.cluster.devices[device.id].holders) for device in devices)
+        return rate / (1 + self.interference * (crowd - 1))
+
+    def pause_s(self, job: Job, running: Running, attempt: int) -> float:
+        """How long the attempt takes to get going: nothing for the first."""
+        return self.checkpoint_s + self.restart_s if attempt > 1 else 0.0
+
+    def kept(self, running: Running, now: float) -> Progress:
+        """What a job that broke down has behind it: all up to its last checkpoint."""
+        full = running.progress(now)
+        if not self.checkpoint_every_s:
+            return full
+        fresh = full.work_s - running.before.work_s
+        kept = running.before.work_s + fresh - fresh % self.checkpoint_every_s
+        return Progress(full.attempts, full.ran_s, full.gpu_s, kept, now)
+
+    def breakdowns(self, nodes: Sequence[Node]) -> Breakdowns | None:
+        return Breakdowns(nodes, self) if self.node_mtbf_s or self.device_mtbf_s else None
+
+
+_PLAIN = World()
