@@ -19,18 +19,24 @@ class BadMove(ValueError):
 class Draft:
     def __init__(
         self,
-        now: float,
         cluster: Cluster,
         line: Line,
         running: dict[str, Running],
         ladder: Ladder,
-        policy: str,
         can_preempt: bool,
     ) -> None:
-        self.now, self._policy, self._can_preempt = now, policy, can_preempt
+        self._can_preempt = can_preempt
         self._cluster, self._line, self._running, self._ladder = cluster, line, running, ladder
         self._moves: list[tuple[Running, Progress | None]] = []  # a start; with a progress, a preemption
         self.answer: Plan | None = None  # what `plan` last made of the moves
+        self._preempted = False
+        self.begin(0.0, "")
+
+    def begin(self, now: float, policy: str) -> None:
+        """A new plan: what was moved until now stays."""
+        self.now, self._policy = now, policy
+        self._moves.clear()
+        self.answer, self._preempted = None, False
 
     def start(self, job: Job, devices: tuple[Device, ...]) -> None:
         """Give the job these devices."""
@@ -60,12 +66,14 @@ class Draft:
         self._cluster.give_back(running.job)
         self._line.add(running.job, progress)
         self._moves.append((running, progress))
+        self._preempted = True
 
     def former(self, job_id: str) -> tuple[Device, ...]:
         """The devices this plan took from the job; empty if it took none."""
-        for running, progress in self._moves:
-            if progress is not None and running.job.id == job_id:
-                return running.devices
+        if self._preempted:
+            for running, progress in self._moves:
+                if progress is not None and running.job.id == job_id:
+                    return running.devices
         return ()
 
     @property
@@ -91,8 +99,9 @@ class Draft:
 
     def plan(self, wake_at: float | None = None) -> Plan:
         """What all moves come to. A job stopped and started again on the same devices never stopped."""
-        if not self._moves:
-            self.answer = Plan(wake_at=wake_at)
+        if not self._preempted:
+            starts = tuple([Start(running.job, running.devices) for running, _ in self._moves])
+            self.answer = Plan(starts, (), wake_at)
             return self.answer
         stopped: dict[str, Running] = {}
         started: dict[str, Running] = {}

@@ -53,10 +53,13 @@ class Engine:
         self.policy_error = ""  # why the policy was put aside, until it is swapped
         self.running: dict[str, Running] = {}
         self.wake_at: float | None = None
-        self._can_preempt, self._speed = can_preempt, speed
         self._fallback: Policy = Fifo()
         self._line = Line(policy.rank)
         self._ladder = Ladder(policy.standing)
+        self._draft = Draft(self.cluster, self._line, self.running, self._ladder, can_preempt)
+        self._state = State(
+            0.0, self._line, self.running, self._ladder, self.cluster, self._draft, can_preempt, speed
+        )
         self._unchecked: list[Job] = []  # not yet asked whether the cluster could ever hold them
         self._changed = True
 
@@ -212,32 +215,25 @@ class Engine:
                 self._line.remove(job.id)
                 actions.append(Refuse(job, reason))
             elif not job.gpus:
-                self._draft(now).start(job, ())
+                self._draft.begin(now, self.serving.name)
+                self._draft.start(job, ())
                 actions.append(Start(job, ()))
         return actions
 
     def _plan(self, now: float) -> Plan:
         if not self.policy_error:
-            draft = self._draft(now)
             try:
-                return self._ask(self.policy, draft)
+                return self._ask(self.policy, now)
             except Exception as error:  # whatever a policy does wrong, the pool goes on
                 self._put_aside(error)
-                draft.undo()
-        return self._ask(self._fallback, self._draft(now))
+                self._draft.undo()
+        return self._ask(self._fallback, now)
 
-    def _ask(self, policy: Policy, draft: Draft) -> Plan:
-        state = State(
-            draft.now,
-            self._line,
-            self.running,
-            self._ladder,
-            self.cluster,
-            draft,
-            self._can_preempt,
-            self._speed,
-        )
-        plan = policy.plan(state)
+    def _ask(self, policy: Policy, now: float) -> Plan:
+        draft = self._draft
+        draft.begin(now, policy.name)
+        self._state.now = now
+        plan = policy.plan(self._state)
         if plan is not draft.answer or plan is None:  # made by hand: go through it move by move
             draft.undo()
             for stop in plan.preempts:
@@ -247,17 +243,10 @@ class Engine:
             plan = draft.plan(plan.wake_at)
         return plan
 
-    def _draft(self, now: float) -> Draft:
-        return Draft(
-            now, self.cluster, self._line, self.running, self._ladder, self.serving.name, self._can_preempt
-        )
-
     def _put_aside(self, error: Exception) -> None:
         self.policy_error = f"{type(error).__name__}: {error}"
         self._serve_by(self._fallback)
 
     def _serve_by(self, policy: Policy) -> None:
-        self._ladder = Ladder(policy.standing)
-        for running in self.running.values():
-            self._ladder.add(running)
+        self._ladder.rank_by(policy.standing, self.running.values())
         self._line.rank_by(policy.rank)

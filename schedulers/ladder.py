@@ -8,7 +8,7 @@ second. Jobs that move at the same speed never pass each other, so each speed is
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 from gpu_flows.schedulers.model import Running
@@ -29,6 +29,14 @@ class Ladder:
         self._standing = standing
         self._rungs: dict[tuple[int, float], list[Entry]] = {}
         self._places: dict[str, tuple[tuple[int, float], Entry]] = {}
+
+    def rank_by(self, standing: Callable[[Running], Standing | None], all_running: Iterable[Running]) -> None:
+        """Another order from now on."""
+        self._standing = standing
+        self._rungs.clear()
+        self._places.clear()
+        for running in all_running:
+            self.add(running)
 
     def add(self, running: Running) -> None:
         standing = self._standing(running)

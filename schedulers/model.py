@@ -15,8 +15,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from fnmatch import fnmatchcase
+from typing import NamedTuple
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +64,31 @@ class Job:
     max_gpus: int = 0
     cpus: float = 0.0  # on each of its nodes, beside the devices
     ram_mb: int = 0
+    # What it asks of the cluster: two jobs with the same ask can be served by the same devices.
+    # Worked out once, because it is looked up all the time.
+    ask: tuple[object, ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        ask = (
+            self.gpus,
+            self.memory_mb,
+            self.may_span_nodes,
+            self.nodes,
+            self.models,
+            self.cpus,
+            self.ram_mb,
+            self.min_gpus,
+            self.max_gpus,
+        )
+        object.__setattr__(self, "ask", ask)
+
+    def expecting(self, seconds: float | None) -> Job:
+        """The same job with another expected duration; much cheaper than dataclasses.replace."""
+        twin = object.__new__(Job)
+        for member in _MEMBERS:
+            member.__set__(twin, member.__get__(self))
+        object.__setattr__(twin, "expected_s", seconds)
+        return twin
 
     @property
     def order(self) -> tuple[int, float, str]:
@@ -88,20 +114,8 @@ class Job:
             and (not self.models or _matches(device.model, tuple(f"*{pattern}*" for pattern in self.models)))
         )
 
-    @property
-    def ask(self) -> tuple[object, ...]:
-        """What it asks of the cluster: two jobs with the same ask can be served by the same devices."""
-        return (
-            self.gpus,
-            self.memory_mb,
-            self.may_span_nodes,
-            self.nodes,
-            self.models,
-            self.cpus,
-            self.ram_mb,
-            self.min_gpus,
-            self.max_gpus,
-        )
+
+_MEMBERS = tuple(getattr(Job, each.name) for each in fields(Job))
 
 
 def _matches(value: str, patterns: tuple[str, ...]) -> bool:
@@ -109,8 +123,7 @@ def _matches(value: str, patterns: tuple[str, ...]) -> bool:
     return any(fnmatchcase(value.lower(), pattern.lower()) for pattern in patterns)
 
 
-@dataclass(frozen=True, slots=True)
-class Start:
+class Start(NamedTuple):
     """Launch this job on exactly these devices, all of them or none."""
 
     job: Job
@@ -189,15 +202,13 @@ class Running:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Preempt:
+class Preempt(NamedTuple):
     """Stop this job and put it back in line. Started again in the same plan, it moves or changes size."""
 
     running: Running
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(NamedTuple):
     """What a policy answers: preempt these, then start those. `wake_at` asks to be called again at
     that time at the latest."""
 

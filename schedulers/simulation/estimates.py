@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from copy import copy
 
 from gpu_flows.schedulers.model import Job
 from gpu_flows.schedulers.simulation.workload import Arrival
@@ -23,12 +22,8 @@ class Estimates(ABC):
 
     def known(self, arrival: Arrival) -> Job:
         """The job as the policy gets to see it."""
-        job = arrival.job
         expected = self.expect(arrival)
-        if expected != job.expected_s:
-            job = copy(job)
-            object.__setattr__(job, "expected_s", expected)
-        return job
+        return arrival.job if expected == arrival.job.expected_s else arrival.job.expecting(expected)
 
 
 class Stated(Estimates):

@@ -97,6 +97,7 @@ class _Run:
     ) -> None:
         self._arrivals = sorted(arrivals, key=lambda each: each.job.order)
         self._world, self._estimates, self._progress = world, estimates, progress
+        self._plain = world.is_plain
         self._engine = Engine(nodes, policy, can_preempt=True, speed=world.profile.speed)
         self._results = {each.job.id: JobResult(each) for each in self._arrivals}
         if len(self._results) != len(self._arrivals):
@@ -153,7 +154,7 @@ class _Run:
         if result.started is None:
             result.started = now
         world = self._world
-        if not world.is_plain:
+        if not self._plain:
             pause = world.pause_s(job, running, result.attempts)
             self._engine.paced(job.id, now, world.rate(job, start.devices, self._engine), pause)
             self._repace_neighbours(running, now)
@@ -200,7 +201,7 @@ class _Run:
             self._found.preemptions += not moves
         attempt = Attempt(job_id, running.attempt, running.since, now, running.devices, outcome)
         self._found.attempts.append(attempt)
-        if not self._world.is_plain:
+        if not self._plain:
             self._repace_neighbours(running, now)
 
     def _refuse(self, refusal: Refuse) -> None:
