@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import entry_points
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -60,6 +60,11 @@ class Options(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
+Promise = Literal["no starvation", "work conserving"]
+"""No starvation: every job starts in the end, however many come after it. Work conserving: no job waits
+while devices that it could use are idle."""
+
+
 class Policy(ABC):
     """Decides. Pure but for small state of its own: no clock, no I/O, no unseeded randomness."""
 
@@ -69,6 +74,7 @@ class Policy(ABC):
     moves_running: ClassVar[bool] = False  # whether it plans also when nobody waits
     needs: ClassVar[tuple[str, ...]] = ()  # what it must know of a job beyond its size
     optimizes: ClassVar[str] = ""  # what it is good for, in a few words
+    promises: ClassVar[tuple[Promise, ...]] = ()  # with its default options; tests hold it to them
 
     def __init__(self, **options: Any) -> None:
         self.options = self.Options(**options)

@@ -38,6 +38,8 @@ def describe(policy: type[Policy]) -> dict[str, Any]:
         "rule": policy.rule(),
         "preempts": policy.preempts,
         "needs": list(policy.needs),
+        "optimizes": policy.optimizes,
+        "promises": list(policy.promises),
         "options": [
             {
                 "name": name,
@@ -66,8 +68,10 @@ def _draw(found: dict[str, Any]) -> Group:
     for policy in found["policies"]:
         mark = " (in force)" if policy["in_force"] else ""
         shown.append(Text.assemble((policy["name"], "bold"), (mark, "green"), f"  {inert(policy['rule'])}"))
-        facts = ["preempts" if policy["preempts"] else "never preempts"]
+        facts = [f"for {policy['optimizes']}"] if policy["optimizes"] else []
+        facts += ["preempts" if policy["preempts"] else "never preempts"]
         facts += [f"needs {', '.join(policy['needs'])}"] if policy["needs"] else []
+        facts += [f"promises {' and '.join(policy['promises'])}"] if policy["promises"] else []
         shown.append(Padding(Text("; ".join(facts), style="dim"), (0, 0, 0, 2), expand=False))
         rows = [
             [each["name"], _value(each["default"]), each["allowed"], each["description"]]

@@ -29,7 +29,8 @@ class Fifo(Policy):
     name = "fifo"
     Options = FifoOptions
     options: FifoOptions
-    optimizes = "nothing; it is fair by arrival and needs to know nothing"
+    optimizes = "fairness by arrival, with nothing to know"
+    promises = ("no starvation",)
 
     def plan(self, state: State) -> Plan:
         serve(state, self.options, strict=not self.options.skip)

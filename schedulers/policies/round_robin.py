@@ -32,6 +32,8 @@ class RoundRobin(Policy):
     name = "round_robin"
     Options = RoundRobinOptions
     options: RoundRobinOptions
+    optimizes = "an even spread over the servers"
+    promises = ("no starvation",)
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)

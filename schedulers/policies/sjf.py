@@ -22,6 +22,7 @@ class Sjf(Policy):
     options: PlacementOptions
     needs = ("expected duration",)
     optimizes = "mean turnaround, as far as that goes without preemption"
+    promises = ("work conserving",)
 
     def rank(self, job: Job, progress: Progress) -> Any:
         return (job.line, expected(job), job.submitted, job.id)

@@ -34,6 +34,7 @@ class Srtf(Policy):
     preempts = True
     needs = ("expected duration",)
     optimizes = "mean turnaround"
+    promises = ("work conserving",)
 
     def rank(self, job: Job, progress: Progress) -> Any:
         left = expected(job) - progress.work_s

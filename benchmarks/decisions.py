@@ -1,0 +1,84 @@
+"""How long one plan takes: 10,000 devices, 10,000 waiting jobs, each policy.
+
+    python benchmarks/decisions.py [--devices 10000] [--waiting 10000] [--policies NAME,...] [--runs 300]
+
+The cluster is full when measuring begins. Each plan follows what makes live pools plan: a job ends and frees
+its devices, or another arrives. Prints median and p99 for each policy. Goal: p99 under 10 ms for fifo,
+round_robin, srtf and tiresias. Exit code 1 when it is missed.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+
+from common import SPREAD_HEADING, Goal, Spread, arguments, carry_out, conclude, say
+
+from gpu_flows.schedulers.cluster_spec import declare
+from gpu_flows.schedulers.engine import Engine
+from gpu_flows.schedulers.model import Job
+from gpu_flows.schedulers.policy import make_policy
+from gpu_flows.schedulers.policy import policies as all_policies
+
+GOAL_MS = 10.0
+HELD_TO_IT = ("fifo", "round_robin", "srtf", "tiresias")
+
+
+def a_job(number: int, chance: random.Random) -> Job:
+    return Job(
+        id=f"{number:06}",
+        submitted=float(number),
+        gpus=chance.choice((1, 1, 1, 2, 4, 8)),
+        user=f"user-{chance.randrange(50)}",
+        priority=chance.randrange(3),
+        expected_s=chance.lognormvariate(8, 1.5),
+    )
+
+
+def plans(policy: str, devices: int, waiting: int, runs: int) -> list[float]:
+    """Seconds that each plan took."""
+    chance = random.Random(0)
+    engine = Engine(declare(f"{devices // 8}x8"), make_policy(policy), can_preempt=True)
+    numbers = iter(range(10_000_000))
+    while len(engine.waiting) < waiting:  # filling up is not measured
+        for _ in range(waiting):
+            engine.submit(a_job(next(numbers), chance))
+        engine.tick(0.0)
+    took = []
+    now = 1.0
+    for run in range(runs):
+        now += 10.0
+        if run % 2:
+            engine.submit(a_job(next(numbers), chance))
+        elif engine.running:
+            engine.ended(chance.choice(list(engine.running)))
+        began = time.perf_counter()
+        engine.tick(now)
+        took.append(time.perf_counter() - began)
+    if engine.policy_error:
+        raise SystemExit(f"{policy}: {engine.policy_error}")
+    return took
+
+
+def main() -> int:
+    parser = arguments(__doc__ or "", 300, "plans measured for each policy")
+    parser.add_argument("--devices", type=int, default=10_000)
+    parser.add_argument("--waiting", type=int, default=10_000)
+    parser.add_argument("--policies", default=",".join(sorted(all_policies())), help="names, by commas")
+    asked = parser.parse_args()
+    goals, details = [], {}
+    print(f"{asked.devices:,} devices, at least {asked.waiting:,} waiting; milliseconds for one plan")
+    print(f"{'policy':<16}{'p99':>8} {SPREAD_HEADING}")
+    for policy in asked.policies.split(","):
+        say(policy)
+        took = sorted(plans(policy, asked.devices, asked.waiting, asked.runs))
+        p99 = took[min(len(took) - 1, round(0.99 * (len(took) - 1)))]
+        print(f"{policy:<16}{p99 * 1e3:>8.2f} {Spread.of(took).text(1e3)}")
+        details[policy] = {"p99_ms": p99 * 1e3, "median_ms": took[len(took) // 2] * 1e3}
+        if policy in HELD_TO_IT:
+            goals.append(Goal(f"{policy}: p99 of a plan", p99 * 1e3, GOAL_MS, " ms"))
+    return conclude(goals, details, asked.json)
+
+
+if __name__ == "__main__":
+    carry_out(main)
