@@ -54,7 +54,7 @@ class Engine:
         self.running: dict[str, Running] = {}
         self.wake_at: float | None = None
         self._fallback: Policy = Fifo()
-        self._line = Line(policy.rank)
+        self._line = Line(policy.rank, policy.group)
         self._ladder = Ladder(policy.standing)
         self._draft = Draft(self.cluster, self._line, self.running, self._ladder, can_preempt)
         self._state = State(
@@ -173,7 +173,7 @@ class Engine:
             return []
         self._changed, self.wake_at = False, None
         actions = self._look_at_new(now) if self._unchecked else []
-        if len(self._line) or (self.running and self.serving.moves_running):
+        if len(self._line) or self.serving.moves_running:
             plan = self._plan(now)
             self.wake_at = plan.wake_at
             actions += plan.preempts
@@ -249,4 +249,4 @@ class Engine:
 
     def _serve_by(self, policy: Policy) -> None:
         self._ladder.rank_by(policy.standing, self.running.values())
-        self._line.rank_by(policy.rank)
+        self._line.rank_by(policy.rank, policy.group)

@@ -15,16 +15,21 @@ from typing import Any
 from gpu_flows.schedulers.model import NO_PROGRESS, Job, Progress
 
 Rank = Callable[[Job, Progress], Any]  # what to sort waiting jobs by: lower is served earlier
+Grouping = Callable[[Job], object]  # jobs for which it is the same form a group; they share one ask
 Entry = tuple[Any, int, Job]  # rank, a number that settles ties, job
+
+
+def by_ask(job: Job) -> object:
+    return job.ask
 
 
 class Group:
     """Waiting jobs with one ask, first to be served first."""
 
-    __slots__ = ("_entries", "ask", "gpus", "heap")
+    __slots__ = ("_entries", "gpus", "heap", "key")
 
-    def __init__(self, ask: object, gpus: int, entries: dict[str, Entry]) -> None:
-        self.ask = ask
+    def __init__(self, key: object, gpus: int, entries: dict[str, Entry]) -> None:
+        self.key = key
         self.gpus = gpus  # the fewest devices that can start one of them
         self.heap: list[Entry] = []
         self._entries = entries
@@ -39,10 +44,21 @@ class Group:
             heappop(heap)
         return None
 
+    def in_order(self) -> Iterator[Entry]:
+        """All of them, one after the other, at the price of those looked at. Nobody may join meanwhile."""
+        heap = self.heap
+        nearest = [(heap[0], 0)] if heap else []  # whatever in the heap may be next
+        while nearest:
+            entry, place = heappop(nearest)
+            if self._entries.get(entry[2].id) is entry:
+                yield entry
+            for below in range(2 * place + 1, min(2 * place + 3, len(heap))):
+                heappush(nearest, (heap[below], below))
+
 
 class Line:
-    def __init__(self, rank: Rank) -> None:
-        self._rank = rank
+    def __init__(self, rank: Rank, group: Grouping = by_ask) -> None:
+        self._rank, self._grouping = rank, group
         self._entries: dict[str, Entry] = {}
         self._groups: dict[object, Group] = {}
         self._progress: dict[str, Progress] = {}  # of those that ran before
@@ -60,10 +76,10 @@ class Line:
         return entry[2] if entry else None
 
     def add(self, job: Job, progress: Progress = NO_PROGRESS) -> None:
-        ask = job.ask
-        group = self._groups.get(ask)
+        key = self._grouping(job)
+        group = self._groups.get(key)
         if group is None:
-            group = self._groups[ask] = Group(ask, job.least, self._entries)
+            group = self._groups[key] = Group(key, job.least, self._entries)
         entry = self._entries[job.id] = (self._rank(job, progress), next(self._numbers), job)
         heappush(group.heap, entry)
         if progress is not NO_PROGRESS:
@@ -79,9 +95,9 @@ class Line:
     def progress(self, job_id: str) -> Progress:
         return self._progress.get(job_id, NO_PROGRESS)
 
-    def rank_by(self, rank: Rank) -> None:
-        """Another order from now on."""
-        self._rank = rank
+    def rank_by(self, rank: Rank, group: Grouping | None = None) -> None:
+        """Another order from now on, and perhaps other groups."""
+        self._rank, self._grouping = rank, group or self._grouping
         self._groups.clear()
         for _, _, job in list(self._entries.values()):
             self.add(job, self.progress(job.id))
@@ -96,9 +112,9 @@ class Line:
                 if head:
                     found.append((*head, group))
                 else:
-                    empty.append(group.ask)
-        for ask in empty:
-            del self._groups[ask]
+                    empty.append(group.key)
+        for key in empty:
+            del self._groups[key]
         heapify(found)
         return found
 

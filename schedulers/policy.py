@@ -83,6 +83,10 @@ class Policy(ABC):
         """What to sort waiting jobs by, lower first. Must not change while the job waits."""
         return job.order
 
+    def group(self, job: Job) -> object:
+        """Waiting jobs for which this is the same form a group of the line. They must share one ask."""
+        return job.ask
+
     def standing(self, running: Running) -> Standing | None:
         """Where a running job stands among the others, for policies that preempt by rank. Their ranks
         are tuples (line, value, submitted, id)."""

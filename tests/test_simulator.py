@@ -126,6 +126,12 @@ def test_speed_depends_on_model_number_of_devices_and_distance() -> None:
     assert run_alone(Arrival(far, 150), "2x1:T4", World(profile, Tiers(nodes=1.2, racks=3))) == 180
 
 
+def test_an_elastic_job_on_fewer_devices_takes_longer() -> None:
+    arrivals = [Arrival(Job(name, gpus=4, min_gpus=1, max_gpus=4), 100) for name in "abcd"]
+    found = simulate(arrivals, declare("1x4"), make_policy("ffdl"))
+    assert max(job.ended or 0 for job in found.jobs) == pytest.approx(400)
+
+
 def test_jobs_on_one_device_slow_each_other_down_only_while_both_run() -> None:
     arrivals = [
         Arrival(Job("a", memory_mb=1024), 100),

@@ -154,7 +154,7 @@ class _Run:
         if result.started is None:
             result.started = now
         world = self._world
-        if not self._plain:
+        if not self._plain or len(start.devices) != job.gpus:
             pause = world.pause_s(job, running, result.attempts)
             self._engine.paced(job.id, now, world.rate(job, start.devices, self._engine), pause)
             self._repace_neighbours(running, now)

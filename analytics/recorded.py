@@ -1,0 +1,92 @@
+"""What a pool recorded, as a trace: yesterday's jobs, ready for another policy or another cluster.
+
+A job's duration is the time it spent on devices, over all its attempts. Left out, and counted, are
+jobs that never ended or never ran. Which nodes and GPU models a job insisted on was not recorded,
+so in a simulation it takes any.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from gpu_flows.analytics.answers import QueryError, answer
+from gpu_flows.schedulers.traces import Trace, TraceError
+from gpu_flows.schedulers.traces import load as load_trace
+
+FORMAT = "warehouse"
+_MAGIC, _MAGIC_AT = b"DUCK", 8
+
+
+def is_warehouse(path: Path) -> bool:
+    """Whether this is a DuckDB file."""
+    try:
+        with path.open("rb") as file:
+            return file.read(_MAGIC_AT + len(_MAGIC))[_MAGIC_AT:] == _MAGIC
+    except OSError:
+        return False
+
+
+def load(database: Path, pool: str = "", experiment: str = "", **choices: Any) -> Trace:
+    """The jobs of a pool, or of one experiment in it, with the choices of `schedulers.traces.load`.
+
+    They are written down as a native trace and read like any other. Raises TraceError.
+    """
+    try:
+        pool = pool or _only_pool(database, experiment)
+        found = answer(database, _JOBS, {"pool": pool, "experiment": experiment})
+    except QueryError as error:
+        raise TraceError(f"Warehouse {database} cannot be read: {error}") from None
+    names = [name for name in found.columns if name != "left_out"]
+    left_out = Counter(row[-1] for row in found.rows if row[-1])
+    jobs = [row[:-1] for row in found.rows if not row[-1]]
+    if not jobs:
+        raise TraceError(f"Pool {pool!r} of {database} has no job that ran and ended.")
+    with TemporaryDirectory() as folder:
+        written = Path(folder) / "recorded.csv"
+        with written.open("w", encoding="utf-8", newline="") as file:
+            csv.writer(file).writerows([names, *jobs])
+        trace = load_trace(written, "native", **choices)
+    return replace(trace, source=str(database), format=FORMAT, skipped=trace.skipped + left_out)
+
+
+def _only_pool(database: Path, experiment: str) -> str:
+    pools = [name for (name,) in answer(database, _POOLS, {"experiment": experiment}).rows]
+    if len(pools) == 1:
+        return str(pools[0])
+    if not pools:
+        raise TraceError(f"Warehouse {database} holds no jobs{f' of {experiment!r}' if experiment else ''}.")
+    raise TraceError(
+        f"Warehouse {database} holds {len(pools)} pools; choose one, as in --format {FORMAT}:pool={pools[0]}."
+        f" There are: {', '.join(pools)}."
+    )
+
+
+_POOLS = "select distinct pool from jobs where $experiment in ('', experiment) order by pool"
+
+# Columns as the native format names them. Counting GiB, every whole number of MiB is exact.
+_JOBS = """
+select
+    job_id,
+    epoch_us(submitted) / 1e6 as submit_time,
+    gpus as num_gpus,
+    run_s as duration,
+    coalesce(nullif(deployment, ''), flow) as model,
+    user_name as user,
+    priority,
+    epoch_us(deadline) / 1e6 as deadline,
+    gpu_memory_mb / 1024 as gpu_memory_gb,
+    expected_s as expected,
+    case
+        when gpus = 0 then 'holds no device'
+        when attempts = 0 then 'never ran'
+        when state <> 'ended' then 'has not ended'
+    end as left_out
+from job_history
+where pool = $pool and $experiment in ('', experiment)
+order by submitted, job_id
+"""

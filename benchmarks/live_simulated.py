@@ -1,0 +1,74 @@
+"""Live against simulated: thirty short jobs run for real, then simulated from their own record.
+
+    python benchmarks/live_simulated.py [--runs 30] [--cluster 2x2] [--json FILE]
+
+Jobs of 3 to 7 seconds on 1 or 2 devices each go through a private server and a real worker under fifo. Their
+recorded durations are the simulator's input. Goals: makespan and mean turnaround within 5%, and the jobs
+started in the same order. Takes about two minutes. Exit code 1 when a goal is missed.
+"""
+
+from __future__ import annotations
+
+from statistics import fmean
+
+from common import Api, Goal, arguments, carry_out, conclude, private_stack, say, wait_until
+
+from gpu_flows.analytics.answers import QueryError, answer
+from gpu_flows.analytics.recorded import load
+from gpu_flows.schedulers.cluster_spec import declare
+from gpu_flows.schedulers.policy import make_policy
+from gpu_flows.schedulers.simulation.simulator import simulate
+
+LIVE = "select job_id, epoch(first_started), epoch(submitted), epoch(ended), turnaround_s from job_history"
+
+
+def main() -> int:
+    parser = arguments(__doc__ or "", 30, "jobs")
+    parser.add_argument("--cluster", default="2x2", help="NODESxGPUS (default: 2x2)")
+    asked = parser.parse_args()
+    with private_stack(asked.cluster) as stack:
+        stack.start_worker()
+        api = Api(stack.api_url)
+        flow = api.post("/flows/", {"name": "command"})["id"]
+        about = {"name": "live", "flow_id": flow, "entrypoint": "gpu_flows.flows.command:command"}
+        deployment = api.post("/deployments/", {**about, "work_pool_name": stack.pool})["id"]
+        say(f"submitting {asked.runs} jobs")
+        for number in range(asked.runs):
+            variables = {"command": f"sleep {3 + number % 5}", "gpus": 1 + number % 2}
+            body = {"parameters": {"command": "unused"}, "job_variables": variables}
+            api.post(f"/deployments/{deployment}/create_flow_run", body)
+        warehouse = stack.home / "warehouse.duckdb"
+
+        def all_ended() -> bool:
+            try:
+                return len(answer(warehouse, "select 1 from job_ends").rows) == asked.runs
+            except QueryError:  # the recorder is writing
+                return False
+
+        wait_until(all_ended, "all jobs have ended", 600)
+        rows = answer(warehouse, LIVE).rows
+        arrivals = load(warehouse).arrivals
+    found = simulate(arrivals, declare(asked.cluster), make_policy("fifo"))
+    live_order = [row[0] for row in sorted(rows, key=lambda row: row[1])]
+    order = [job.arrival.job.id for job in sorted(found.jobs, key=lambda job: job.started or 0.0)]
+    live = {
+        "makespan": max(row[3] for row in rows) - min(row[2] for row in rows),
+        "mean turnaround": fmean(row[4] for row in rows),
+    }
+    simulated = {
+        "makespan": max(job.ended or 0.0 for job in found.jobs),
+        "mean turnaround": fmean(job.turnaround_s for job in found.jobs),
+    }
+    goals = []
+    print(f"{'':<18}{'live s':>10}{'simulated s':>13}{'off by':>9}")
+    for what, seconds in live.items():
+        off = 100 * (simulated[what] / seconds - 1)
+        print(f"{what:<18}{seconds:>10.2f}{simulated[what]:>13.2f}{off:>+8.1f}%")
+        goals.append(Goal(f"{what}: off by", abs(off), 5.0, " %"))
+    swapped = sum(here != there for here, there in zip(live_order, order, strict=True))
+    goals.append(Goal("jobs that started in another order", swapped, 0))
+    return conclude(goals, {"live": live, "simulated": simulated}, asked.json)
+
+
+if __name__ == "__main__":
+    carry_out(main)

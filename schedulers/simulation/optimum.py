@@ -1,0 +1,152 @@
+"""The best schedule there is, for small cases: a dozen jobs or so.
+
+It is what `bounds` is checked against and what a policy can be held up to. Google's CP-SAT looks for the
+schedule and proves that no other is better. Jobs run as most policies run them: all their devices at once,
+whole devices, never stopped, on one node unless they may span several.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any, Literal
+
+from gpu_flows.schedulers.model import Job, Node
+from gpu_flows.schedulers.simulation.workload import Arrival
+
+Objective = Literal["makespan_s", "mean_turnaround_s"]  # as `Bounds` calls them
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """When a job runs, and how many devices it holds on which nodes."""
+
+    job: Job
+    start: float
+    end: float
+    gpus: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Optimum:
+    """The best schedule found. If `proven`, no other is better; else time ran out before that was sure."""
+
+    value: float
+    schedule: tuple[Placed, ...]
+    proven: bool
+    seconds_limit: float
+
+
+def optimum(
+    arrivals: Sequence[Arrival],
+    nodes: Sequence[Node],
+    objective: Objective = "makespan_s",
+    seconds_limit: float = 10.0,
+) -> Optimum:
+    """The schedule with the smallest makespan or mean turnaround. Times count to the millisecond."""
+    cp_sat = _cp_sat()
+    for arrival in arrivals:
+        _refuse_what_is_not_modelled(arrival.job, nodes)
+    if not arrivals:
+        return Optimum(0.0, (), True, seconds_limit)
+
+    first = min(arrival.job.submitted for arrival in arrivals)
+    ticks = _ticks_per_second([time for a in arrivals for time in (a.job.submitted - first, a.duration_s)])
+    releases = [round((arrival.job.submitted - first) * ticks) for arrival in arrivals]
+    lengths = [round(arrival.duration_s * ticks) for arrival in arrivals]
+    horizon = max(releases) + sum(lengths)  # one job after the other is done by then
+
+    model = cp_sat.CpModel()
+    starts = [model.new_int_var(release, horizon, "") for release in releases]
+    ends = [start + length for start, length in zip(starts, lengths, strict=True)]
+    last = model.new_int_var(0, horizon, "")
+    model.add_max_equality(last, ends)
+    held = _give_devices(model, [arrival.job for arrival in arrivals], starts, lengths, nodes)
+    model.minimize(last if objective == "makespan_s" else sum(ends))
+
+    solver = cp_sat.CpSolver()
+    solver.parameters.max_time_in_seconds = seconds_limit
+    solver.parameters.num_workers = 1  # so that it answers the same every time
+    solver.parameters.linearization_level = 2  # proves mean turnarounds several times sooner
+    status = solver.solve(model)
+    if status not in (cp_sat.OPTIMAL, cp_sat.FEASIBLE):
+        raise RuntimeError(f"No schedule was found in {seconds_limit:g} s: allow it more seconds.")
+    schedule = []
+    for arrival, start, length, counts in zip(arrivals, starts, lengths, held, strict=True):
+        begin = solver.value(start)
+        gpus = {node.name: solver.value(count) for node, count in zip(nodes, counts, strict=True)}
+        on = {name: number for name, number in gpus.items() if number}
+        schedule.append(Placed(arrival.job, first + begin / ticks, first + (begin + length) / ticks, on))
+    return Optimum(_value(schedule, objective), tuple(schedule), status == cp_sat.OPTIMAL, seconds_limit)
+
+
+def _cp_sat() -> ModuleType:
+    """The solver. Only who asks for an optimum needs to have it."""
+    try:
+        from ortools.sat.python import cp_model
+    except ImportError as error:
+        raise ImportError(
+            "The exact optimum needs OR-Tools, which is not installed: pip install 'gpu-flows[optimum]'"
+        ) from error
+    return cp_model
+
+
+def _refuse_what_is_not_modelled(job: Job, nodes: Sequence[Node]) -> None:
+    if job.memory_mb or job.min_gpus not in (0, job.gpus) or job.max_gpus not in (0, job.gpus):
+        raise ValueError(
+            f"Job {job.id} shares devices or is elastic, which the exact optimum does not model: "
+            "use `bounds`, or leave out memory_mb, min_gpus and max_gpus."
+        )
+    fitting = [sum(map(job.accepts, node.devices)) for node in nodes]
+    if any(0 < fit < len(node.devices) for fit, node in zip(fitting, nodes, strict=True)):
+        raise ValueError(
+            f"Job {job.id} accepts only some devices of a node, which the exact optimum does not model: "
+            "declare the node as several, each with devices of one model."
+        )
+    if job.gpus > (sum(fitting) if job.may_span_nodes else max(fitting, default=0)):
+        raise ValueError(
+            f"Job {job.id} asks for {job.gpus} devices, which these nodes never have: leave it out."
+        )
+
+
+def _ticks_per_second(times: Sequence[float]) -> int:
+    """The solver counts whole ticks: the longest that are exact for all times, milliseconds at the least."""
+    return next((ticks for ticks in (1, 10, 100) if all(time * ticks % 1 == 0 for time in times)), 1000)
+
+
+def _give_devices(
+    model: Any, jobs: Sequence[Job], starts: Sequence[Any], lengths: Sequence[int], nodes: Sequence[Node]
+) -> list[list[Any]]:
+    """Let no node be asked for more devices than it has; the answer is how many each job holds on each node.
+
+    Numbers are enough: if runs never need more than n devices at once, n devices can be dealt out to them.
+    """
+    runs = [model.new_fixed_size_interval_var(*run, "") for run in zip(starts, lengths, strict=True)]
+    # follows from the rest, and helps the solver much: the cluster is not asked for more than it has either
+    model.add_cumulative(runs, [job.gpus for job in jobs], sum(len(node.devices) for node in nodes))
+    held: list[list[Any]] = [[] for _ in jobs]
+    for node in nodes:
+        here: list[Any] = []
+        asked: list[Any] = []
+        for job, start, length, run, counts in zip(jobs, starts, lengths, runs, held, strict=True):
+            fits = all(map(job.accepts, node.devices))
+            if job.may_span_nodes:
+                counts.append(model.new_int_var(0, min(job.gpus, len(node.devices)) if fits else 0, ""))
+                here.append(run)
+                asked.append(counts[-1])
+            else:
+                present = model.new_int_var(0, int(fits and job.gpus <= len(node.devices)), "")
+                counts.append(job.gpus * present)
+                here.append(model.new_optional_fixed_size_interval_var(start, length, present, ""))
+                asked.append(job.gpus)
+        model.add_cumulative(here, asked, len(node.devices))
+    for job, counts in zip(jobs, held, strict=True):
+        model.add(sum(counts) == job.gpus)
+    return held
+
+
+def _value(schedule: Sequence[Placed], objective: Objective) -> float:
+    if objective == "makespan_s":
+        return max(placed.end for placed in schedule) - min(placed.job.submitted for placed in schedule)
+    return sum(placed.end - placed.job.submitted for placed in schedule) / len(schedule)
