@@ -152,6 +152,14 @@ def test_a_preempted_job_pays_for_its_restart_and_a_lost_one_for_its_last_checkp
     assert ends == {"short": 50, "long": 50 + 7 + 60}
     assert found.preemptions == 1
 
+    elsewhere = [  # the long job has to leave its node, and the short one on the other ends first
+        Arrival(Job("long"), 100),
+        Arrival(Job("other", nodes=("node-2",)), 45),
+        Arrival(Job("short", submitted=40, nodes=("node-1",)), 10),
+    ]
+    found = simulate(elsewhere, declare("2x1"), make_policy("srtf"), World(restart_s=5, migration_s=20))
+    assert {job.arrival.job.id: job.ended for job in found.jobs}["long"] == 45 + 25 + 60
+
     broken = simulate(
         [Arrival(Job("a"), 1000.0)],
         declare("1x1"),

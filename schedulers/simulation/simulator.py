@@ -149,13 +149,13 @@ class _Run:
         job = start.job
         running = self._engine.running[job.id]
         result = self._results[job.id]
+        before, result.devices = result.devices, start.devices
         result.attempts += 1
-        result.devices = start.devices
         if result.started is None:
             result.started = now
         world = self._world
         if not self._plain or len(start.devices) != job.gpus:
-            pause = world.pause_s(job, running, result.attempts)
+            pause = world.pause_s(before, start.devices)
             self._engine.paced(job.id, now, world.rate(job, start.devices, self._engine), pause)
             self._repace_neighbours(running, now)
         self._expect_end(running)

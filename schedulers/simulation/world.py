@@ -82,7 +82,7 @@ class World:
     interference: float = 0.0  # slowdown for each other job on a shared device, beyond its fair share
     checkpoint_s: float = 0.0  # time to save a job that is preempted
     restart_s: float = 0.0  # time until a job that ran before gets work done again
-    migration_s: float = 0.0  # the same, on top, if it comes back on another node
+    migration_s: float = 0.0  # the same, on top, if it comes back on other nodes
     checkpoint_every_s: float = 0.0  # what a breakdown costs at most; 0: everything was saved
     node_mtbf_s: float = 0.0  # mean time between failures; 0: never
     device_mtbf_s: float = 0.0
@@ -101,9 +101,13 @@ class World:
         crowd = max(len(engine.cluster.devices[device.id].holders) for device in devices)
         return rate / (1 + self.interference * (crowd - 1))
 
-    def pause_s(self, job: Job, running: Running, attempt: int) -> float:
-        """How long the attempt takes to get going: nothing for the first."""
-        return self.checkpoint_s + self.restart_s if attempt > 1 else 0.0
+    def pause_s(self, before: tuple[Device, ...], after: tuple[Device, ...]) -> float:
+        """How long a job takes to get going on these devices, after it was stopped on those: nothing
+        the first time."""
+        if not before:
+            return 0.0
+        moved = {device.node for device in after} != {device.node for device in before}
+        return self.checkpoint_s + self.restart_s + (self.migration_s if moved else 0.0)
 
     def kept(self, running: Running, now: float) -> Progress:
         """What a job that broke down has behind it: all up to its last checkpoint."""
