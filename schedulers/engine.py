@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from gpu_flows.schedulers.cluster import Cluster
-from gpu_flows.schedulers.draft import Draft
+from gpu_flows.schedulers.draft import BadMove, Draft
 from gpu_flows.schedulers.ladder import Ladder
 from gpu_flows.schedulers.line import Line
 from gpu_flows.schedulers.model import (
@@ -241,6 +241,8 @@ class Engine:
             for start in plan.starts:
                 draft.start(start.job, start.devices)
             plan = draft.plan(plan.wake_at)
+        if plan.wake_at is not None and plan.wake_at <= now:
+            raise BadMove(f"asks at {now} to be called again at {plan.wake_at}, which is no later")
         return plan
 
     def _put_aside(self, error: Exception) -> None:

@@ -47,5 +47,7 @@ class PlacementOptions(SharingOptions):
         self, job: Job, cluster: Cluster, gpus: int | None = None, among: int = EVERYWHERE
     ) -> tuple[Device, ...]:
         """The devices for the job, as many as it asks for unless told otherwise; none if they are
-        not there."""
-        return PLACEMENTS[self.placement].find(job, job.gpus if gpus is None else gpus, cluster, self, among)
+        not there. An elastic job that asks for more than there could ever be gets what there is."""
+        if gpus is None:
+            gpus = job.gpus if job.gpus == job.least else min(job.gpus, cluster.able(job).most)
+        return PLACEMENTS[self.placement].find(job, gpus, cluster, self, among)

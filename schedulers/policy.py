@@ -71,7 +71,7 @@ class Policy(ABC):
     name: ClassVar[str]
     Options: ClassVar[type[Options]] = Options
     preempts: ClassVar[bool] = False
-    moves_running: ClassVar[bool] = False  # whether it plans also when nobody waits
+    moves_running: bool = False  # whether it plans also when nobody waits
     needs: ClassVar[tuple[str, ...]] = ()  # what it must know of a job beyond its size
     optimizes: ClassVar[str] = ""  # what it is good for, in a few words
     promises: ClassVar[tuple[Promise, ...]] = ()  # with its default options; tests hold it to them

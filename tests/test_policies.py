@@ -133,7 +133,7 @@ def test_a_job_that_may_span_nodes_prefers_one() -> None:
 
 
 def test_unknown_names_and_options_are_told_with_what_there_is() -> None:
-    with pytest.raises(PolicyError, match=r"no policy 'lifo'.*fifo, round_robin"):
+    with pytest.raises(PolicyError, match=r"no policy 'lifo'.*fifo, .*round_robin"):
         make_policy("lifo")
     with pytest.raises(PolicyError, match=r"utilization_threshold: .*less than or equal to 100"):
         make_policy("fifo", {"utilization_threshold": 900})
@@ -191,3 +191,10 @@ assert policies()["fifo"].__module__ == "gpu_flows.schedulers.policies.fifo"
 assert "broken" not in policies()
 """
     subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_an_elastic_job_wider_than_any_node_starts_on_what_one_has() -> None:
+    engine = Engine(declare("2x4"), make_policy("fifo"))
+    engine.submit(Job(id="wide", gpus=8, min_gpus=1, max_gpus=8))
+    engine.submit(Job(id="next", gpus=4, submitted=1))
+    assert {job: len(devices) for job, devices in placed(engine).items()} == {"wide": 4, "next": 4}

@@ -32,6 +32,8 @@ COMMANDS = {
     "gpus": ("Show every device, and how it does.", "gpu_flows.cli.gpus:gpus"),
     "policies": ("List the policies there are, with their options.", "gpu_flows.cli.policies:policies"),
     "policy": ("Show or change the policy that decides.", "gpu_flows.cli.policy:policy"),
+    "simulate": ("Run a workload on a virtual cluster.", "gpu_flows.cli.simulate:simulate"),
+    "compare": ("Set policies side by side on the same workload.", "gpu_flows.cli.compare:compare"),
     "sql": ("Ask the warehouse: SQL, or a stored question.", "gpu_flows.cli.sql:sql"),
     "doctor": ("Check everything around, and tell how to fix it.", "gpu_flows.cli.doctor:doctor"),
 }

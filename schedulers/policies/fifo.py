@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from pydantic import Field
 
+from gpu_flows.schedulers.elastic import MaybeElasticOptions, serve_elastic
 from gpu_flows.schedulers.model import Plan
-from gpu_flows.schedulers.placement import PlacementOptions
 from gpu_flows.schedulers.policy import Policy, State
 from gpu_flows.schedulers.serving import serve
 
 
-class FifoOptions(PlacementOptions):
+class FifoOptions(MaybeElasticOptions):
     skip: bool = Field(
         default=False,
         title="Skip what does not fit",
@@ -24,6 +26,9 @@ class Fifo(Policy):
     Strict: the head of the line blocks those behind it, so nothing starves. With `skip` the
     rest may pass it. Machines are looked at in order and their devices taken in index order,
     which fills the first machines and leaves the last ones idle (Schedulearn, section 4.4.1).
+
+    With `elastic` the oldest get the fewest devices they can run on, then one more each, in rounds,
+    while there are any; running jobs shrink to let a newcomer in and grow when one ends.
     """
 
     name = "fifo"
@@ -32,6 +37,14 @@ class Fifo(Policy):
     optimizes = "fairness by arrival, with nothing to know"
     promises = ("no starvation",)
 
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.moves_running = self.options.elastic  # growing needs nobody to wait
+
     def plan(self, state: State) -> Plan:
-        serve(state, self.options, strict=not self.options.skip)
+        strict = not self.options.skip
+        if self.options.elastic:
+            serve_elastic(state, self.options, self.rank, strict=strict)
+        else:
+            serve(state, self.options, strict)
         return state.draft.plan()

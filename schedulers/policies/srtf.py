@@ -6,14 +6,14 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from gpu_flows.schedulers.elastic import MaybeElasticOptions, serve_elastic
 from gpu_flows.schedulers.ladder import Standing
 from gpu_flows.schedulers.model import Job, Plan, Progress, Running
-from gpu_flows.schedulers.placement import PlacementOptions
 from gpu_flows.schedulers.policy import Policy, State
 from gpu_flows.schedulers.serving import expected, serve_by_rank
 
 
-class SrtfOptions(PlacementOptions):
+class SrtfOptions(MaybeElasticOptions):
     by: Literal["time", "service"] = Field(
         default="time",
         title="Remaining what",
@@ -25,7 +25,8 @@ class Srtf(Policy):
     """The job with the least time left runs; longer ones yield to it and come back later.
 
     Best possible for mean turnaround on one device with known durations. Wide or long jobs may
-    starve under steady load. With `by: service` a job's devices count as well (SRSF).
+    starve under steady load. With `by: service` a job's devices count as well (SRSF). With `elastic`
+    the shortest get the fewest devices they can run on, then one more each, in rounds.
     """
 
     name = "srtf"
@@ -36,6 +37,10 @@ class Srtf(Policy):
     optimizes = "mean turnaround"
     promises = ("work conserving",)
 
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.moves_running = self.options.elastic  # growing needs nobody to wait
+
     def rank(self, job: Job, progress: Progress) -> Any:
         left = expected(job) - progress.work_s
         return (job.line, left * job.gpus if self.options.by == "service" else left, job.submitted, job.id)
@@ -45,5 +50,8 @@ class Srtf(Policy):
         return Standing(running.due() * weight, -weight)
 
     def plan(self, state: State) -> Plan:
-        serve_by_rank(state, self.options)
+        if self.options.elastic:
+            serve_elastic(state, self.options, self.rank)
+        else:
+            serve_by_rank(state, self.options)
         return state.draft.plan()

@@ -109,7 +109,7 @@ def turnarounds_s(simulation: Simulation) -> Floats:
 
 
 def _mean(values: Floats) -> float:
-    return float(values.mean()) if len(values) else math.nan
+    return math.fsum(values) / len(values) if len(values) else math.nan
 
 
 def _percentile(ascending: Floats, percent: int) -> float:

@@ -92,10 +92,16 @@ class World:
     @property
     def is_plain(self) -> bool:
         """Whether a job always runs at its own pace and never pays for a restart."""
-        return self == _PLAIN
+        return (
+            self.profile == Profile()
+            and self.tiers == Tiers()
+            and not (self.interference or self.checkpoint_s or self.restart_s or self.migration_s)
+        )
 
     def rate(self, job: Job, devices: tuple[Device, ...], engine: Engine) -> float:
         """Seconds of the job's work done in a second on these devices, with the neighbours it has."""
+        if not devices:
+            return 1.0
         slowest = min(self.profile.speed(job, model, len(devices)) for model in {d.model for d in devices})
         rate = slowest / self.tiers.slowdown(job, devices, engine)
         crowd = max(len(engine.cluster.devices[device.id].holders) for device in devices)
@@ -120,6 +126,3 @@ class World:
 
     def breakdowns(self, nodes: Sequence[Node]) -> Breakdowns | None:
         return Breakdowns(nodes, self) if self.node_mtbf_s or self.device_mtbf_s else None
-
-
-_PLAIN = World()

@@ -1,0 +1,212 @@
+"""What came of a study: as data, with its caveats, and drawn for people."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from gpu_flows.cli import parts
+from gpu_flows.cli.problem import Problem, inert
+from gpu_flows.cli.study import Choice, Inputs, jobs, limits
+from gpu_flows.schedulers.model import all_devices
+from gpu_flows.schedulers.simulation.summary import IMPOSSIBLE, UNFINISHED, Floats, Summary, Use
+from gpu_flows.schedulers.simulation.world import Tiers
+
+TROUBLES_DRAWN = 5
+
+FIRST_KEYS = (
+    *("policy", "jobs", "finished", "makespan_s", "avg_turnaround_s"),
+    *("p50_turnaround_s", "p90_turnaround_s", "p99_turnaround_s", "avg_queueing_s", "utilization"),
+    *("preemptions", "lower_bound_makespan_s", "events", "wall_s"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """What charts are drawn of; the third is drawn already."""
+
+    turnarounds: Floats
+    use: Use
+    gantt: str
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What is left of a simulation: as much as the study has a use for, and easy to send."""
+
+    summary: Summary
+    wall_s: float
+    cpu_s: float
+    troubles: list[dict[str, object]]  # some of the jobs that did not finish
+    jobs: list[tuple[Any, ...]]
+    picture: Picture | None
+
+
+def tell(found: Inputs, choice: Choice, outcome: Outcome) -> dict[str, Any]:
+    """One policy as data: first the figures that everybody looks for, then the rest."""
+    study, limit = found.study, limits(found, choice.anywhere)
+    options = choice.make().options
+    every = {
+        **asdict(outcome.summary),
+        "policy": choice.label,
+        "lower_bound_makespan_s": limit.makespan_s,
+        "wall_s": outcome.wall_s,
+        "lower_bound_turnaround_s": limit.mean_turnaround_s,
+        "lower_bound_why": [limit.why_makespan, limit.why_turnaround],
+        "cpu_s": outcome.cpu_s,
+        "cluster": study.cluster,
+        "devices": len(all_devices(found.nodes)),
+        "trace": found.trace.source,
+        "placement": getattr(options, "placement", None),
+        "estimates": study.estimates,
+        "seed": study.seed,
+        "skipped": found.trace.skipped,
+        "troubles": [
+            {key: each[key] for key in ("job_id", "outcome", "reason")} for each in outcome.troubles
+        ],
+        "caveats": list(_caveats(found, choice, outcome.summary)),
+    }
+    return {key: every[key] for key in (*FIRST_KEYS, *(key for key in every if key not in FIRST_KEYS))}
+
+
+def _caveats(found: Inputs, choice: Choice, summary: Summary) -> Iterator[str]:
+    """What the figures do not show, as far as it matters to what was chosen."""
+    study, world, policy = found.study, found.world, choice.make()
+    options = policy.options
+    asked = [arrival.job for arrival in jobs(found, choice.anywhere)]
+    if summary.policy_error:
+        yield "The policy failed, and FIFO served in its stead: these figures are not its own."
+    if summary.unfinished:
+        yield f"{summary.unfinished:,} jobs never finished; times are those of the others."
+    for why, count in found.trace.skipped.items():
+        yield f"{count:,} rows of the trace are left out: {why}."
+    if "expected duration" in policy.needs:
+        yield {
+            "oracle": "It is told the true duration of every job, which nobody knows; see --estimates.",
+            "stated": "It is told the durations that the trace states; a job without one counts as endless.",
+            "learned": "It is told the mean of earlier jobs of the same user, kind and size.",
+        }.get(study.estimates, "It is told durations with a random error.")
+    if summary.preemptions + summary.moves and not world.checkpoint_s + world.restart_s + world.migration_s:
+        yield "Stopping and moving jobs costs nothing; see --restart-seconds and --checkpoint-seconds."
+    if len(found.nodes) > 1 and any(job.may_span_nodes for job in asked) and world.tiers == Tiers():
+        yield "A job spread over nodes is as fast as on one; see --tier-slowdown."
+    if study.profile == "none":
+        if len({device.model for device in all_devices(found.nodes)}) > 1:
+            yield "All GPU models are equally fast; see --profile."
+        if any(job.least != job.most for job in asked):
+            yield "Twice the devices are twice as fast for jobs that can be resized; see --profile."
+    if getattr(options, "sharing", "") == "shared":
+        whole = sum(not job.memory_mb for job in asked)
+        if whole:
+            yield f"{whole:,} jobs state no memory and get whole devices."
+        if not world.interference:
+            yield "Jobs that share a device do not slow each other down; see --interference."
+        yield "Devices are shared by memory alone: nothing measures how busy they are."
+    elif any(job.memory_mb for job in asked):
+        yield "Jobs get whole devices, whatever memory they state; see --sharing."
+    if (study.placement and not hasattr(options, "placement")) or (
+        study.sharing and not hasattr(options, "sharing")
+    ):
+        yield "It chooses devices by itself: --placement and --sharing do not apply."
+    if all(arrival.utilization == 100 for arrival in found.trace.arrivals):
+        yield "Nothing tells how busy jobs keep their devices: a device that is held counts as busy."
+    if found.trace.format == "warehouse":
+        yield "Which nodes and GPU models jobs insisted on was not recorded: they take any."
+    breaks = "" if world.node_mtbf_s or world.device_mtbf_s else ", and nothing ever breaks"
+    yield f"Jobs start the moment they are chosen, without time to launch{breaks}."
+
+
+def blame(told: Sequence[Mapping[str, Any]]) -> None:
+    """A policy that failed is told last, and makes the exit code."""
+    failed = [each for each in told if each["policy_error"]]
+    if failed:
+        names = ", ".join(each["policy"] for each in failed)
+        raise Problem(
+            f"Policy {names} failed: {failed[0]['policy_error']}",
+            "From then on FIFO served in its stead, so these figures are not its own.",
+        )
+
+
+def draw(found: Inputs, told: Sequence[Mapping[str, Any]]) -> None:
+    print(
+        inert(f"{found.trace} on {found.study.cluster} ({told[0]['devices']:,} devices), times in seconds.")
+    )
+    print()
+    titles = {
+        "policy": "policy",
+        "finished": "finished",
+        "makespan_s": "makespan",
+        "avg_turnaround_s": "turnaround",
+        "p50_turnaround_s": "p50",
+        "p90_turnaround_s": "p90",
+        "p99_turnaround_s": "p99",
+        "avg_queueing_s": "queueing",
+        "utilization": "utilization",
+        "preemptions": "preempted",
+        "wall_s": "took",
+    }
+    drawn = [[called(each), *(shown(key, each[key]) for key in titles if key != "policy")] for each in told]
+    for low in dict.fromkeys((e["lower_bound_makespan_s"], e["lower_bound_turnaround_s"]) for e in told):
+        best = {"policy": "lower bound", "makespan_s": low[0], "avg_turnaround_s": low[1]}
+        drawn.append([shown(key, best[key]) if key in best else "" for key in titles])
+    draw_table(list(titles.values()), drawn)
+    draw_troubles(told)
+    draw_caveats(told)
+
+
+def called(each: Mapping[str, Any]) -> str:
+    return f"{each['policy']} (failed)" if each["policy_error"] else str(each["policy"])
+
+
+def shown(key: str, value: Any) -> object:
+    """A figure as people read it."""
+    if value is None or value != value:
+        return None
+    if key in ("utilization", "allocation"):
+        return f"{100 * value:.1f}%"
+    if isinstance(value, float):
+        return f"{value:,.2f}" if value < 10 else f"{value:,.1f}" if value < 1000 else f"{value:,.0f}"
+    return f"{value:,}" if isinstance(value, int) else value
+
+
+def draw_table(columns: Sequence[str], drawn: Sequence[Sequence[Any]]) -> None:
+    """A row for each policy; in a narrow terminal a column for each, in a very narrow one just lines."""
+    turned = list(zip(columns, *drawn, strict=True))
+    for heads, body in ((columns, drawn), (turned[0], turned[1:])):
+        table = parts.table(heads, body, right=heads[1:])
+        if parts.fits(table):
+            parts.show(table)
+            return
+    for row in drawn:
+        parts.show(parts.lines(*zip(columns, row, strict=True)))
+        print()
+
+
+def draw_troubles(told: Sequence[Mapping[str, Any]]) -> None:
+    """The first of the jobs that did not finish; once for policies under which they are the same."""
+    alike: dict[str, list[Mapping[str, Any]]] = {}
+    for each in told:
+        if each[IMPOSSIBLE] + each[UNFINISHED]:
+            alike.setdefault(f"{each[IMPOSSIBLE]} {each[UNFINISHED]} {each['troubles']}", []).append(each)
+    for first, *others in alike.values():
+        missing = first[IMPOSSIBLE] + first[UNFINISHED]
+        whom = ", ".join(each["policy"] for each in (first, *others))
+        print()
+        print(inert(f"Not finished under {whom}: {missing:,} of {first['jobs']:,} jobs"))
+        troubles = first["troubles"][:TROUBLES_DRAWN]
+        parts.show(parts.table(["job", "why"], [[job["job_id"], job["reason"]] for job in troubles]))
+        if missing > len(troubles):
+            print("...  (--jobs-out FILE has them all)")
+
+
+def draw_caveats(told: Sequence[Mapping[str, Any]]) -> None:
+    """Each once, with the policies that it is about unless it is about all of them."""
+    print("\nWhat this does not show")
+    about: dict[str, list[str]] = {}
+    for each in told:
+        for caveat in each["caveats"]:
+            about.setdefault(caveat, []).append(each["policy"])
+    for caveat, names in about.items():
+        whom = f"{', '.join(names)}: " if len(names) < len(told) else ""
+        print(inert(f"- {whom}{caveat}"))

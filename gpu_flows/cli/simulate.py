@@ -1,0 +1,284 @@
+"""`gpu-flows simulate`: what would these jobs do on that cluster, under one policy or another?
+
+A study is run under each of its policies, in processes side by side if that is worth it, and what
+came of it is told and written down. `gpu-flows compare` does the same and tells it otherwise.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import re
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, MutableSequence, Sequence
+from concurrent.futures import ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from multiprocessing import get_context
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from gpu_flows.analytics import charts
+from gpu_flows.cli import parts
+from gpu_flows.cli.findings import Outcome, Picture, blame, draw, tell
+from gpu_flows.cli.parts import JsonOption
+from gpu_flows.cli.problem import BadInput, Problem, inert
+from gpu_flows.cli.study import Choice, Inputs, Study, asks, jobs, read
+from gpu_flows.schedulers.simulation.estimates import estimates
+from gpu_flows.schedulers.simulation.simulator import Simulation
+from gpu_flows.schedulers.simulation.simulator import simulate as run_simulation
+from gpu_flows.schedulers.simulation.summary import (
+    FINISHED,
+    ROW,
+    JobsLost,
+    Summary,
+    Use,
+    device_use,
+    rows,
+    summarize,
+    turnarounds_s,
+)
+
+OUR_MISTAKE = 70  # the exit code of an answer that cannot be right
+WORTH_A_PROCESS = 5_000  # jobs; fewer are simulated sooner than another process is there
+MOST_TROUBLES = 20  # jobs that are told of; --jobs-out has them all
+
+
+@parts.examples(
+    "gpu-flows simulate --trace jobs.csv --cluster 15x4:V100:16+8x8:A100:80 --policy fifo,srtf --json",
+    "gpu-flows simulate --workload poisson:jobs=500 --cluster 3x4 --policy fifo,fifo:skip=true --charts out",
+    "gpu-flows simulate --trace ~/.gpu-flows/warehouse.duckdb --cluster 3x4 --policy srtf --jobs-out j.csv",
+    "gpu-flows simulate --trace jobs.csv --cluster racks.yaml --tier-slowdown 1.2,1.5 --warehouse sim.duckdb",
+)
+@asks
+def simulate(study: Study, as_json: JsonOption = False) -> None:
+    """Run a workload on a virtual cluster, under each of some policies.
+
+    It is the live engine with another clock, and the same seed gives the same answer. Times are in
+    seconds; percentiles are nearest-rank. Figures are of the jobs that finished; the others are named
+    with their reason. Exit code 1 means that a policy failed, 2 that the input makes no sense.
+    """
+    found, told = conduct(study)
+    parts.print_json(told) if as_json else draw(found, told)
+    blame(told)
+
+
+def conduct(study: Study) -> tuple[Inputs, list[dict[str, Any]]]:
+    """Run the study, write what it wants written, and tell what came of it, policy by policy."""
+    _check_outputs(study)
+    found = read(study)
+    with TemporaryDirectory() as spool:
+        if study.warehouse:
+            _load(study.warehouse, spool)  # nothing yet; but if it cannot be written, better know it now
+        outcomes = _run(found, spool if study.warehouse else "")
+        _write(found, outcomes)
+        if study.warehouse:
+            _load(study.warehouse, spool)
+    return found, [tell(found, *each) for each in zip(found.choices, outcomes, strict=True)]
+
+
+# -- running ----------------------------------------------------------------------------------
+
+
+def _run(found: Inputs, spool: str) -> list[Outcome]:
+    """The study under all its policies, in the order asked."""
+    policies, total = len(found.choices), len(found.trace.arrivals)
+    cores = os.cpu_count() or 1
+    processes = min(policies, found.study.processes or (cores if total >= WORTH_A_PROCESS else 1))
+    with _bars([choice.label for choice in found.choices], total) as done:
+        if processes > 1:
+            return _run_side_by_side(found, spool, processes, done)
+        return [_simulate(found, number, spool, done(number)) for number in range(policies)]
+
+
+def _simulate(found: Inputs, number: int, spool: str, done: Callable[[int], None]) -> Outcome:
+    """The study under one of its policies. `done` hears how many jobs have ended."""
+    study, choice = found.study, found.choices[number]
+    arrivals = jobs(found, choice.anywhere)
+    guesses = estimates(study.estimates, study.seed)
+    wall, cpu = time.perf_counter(), time.process_time()
+    simulation = run_simulation(arrivals, found.nodes, choice.make(), found.world, guesses, done)
+    wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
+    use = device_use(simulation)
+    summary = _checked(simulation, use, len(arrivals))
+    every = list(rows(simulation)) if study.jobs_out or summary.finished < summary.jobs else []
+    named = (dict(zip(ROW, row, strict=True)) for row in every)
+    if spool:
+        _spool(found, choice, simulation, spool)
+    return Outcome(
+        summary,
+        wall,
+        cpu,
+        troubles=[job for job in named if job["outcome"] != FINISHED][:MOST_TROUBLES],
+        jobs=every if study.jobs_out else [],
+        picture=Picture(turnarounds_s(simulation), use, charts.gantt(choice.label, simulation, use))
+        if study.charts
+        else None,
+    )
+
+
+def _checked(simulation: Simulation, use: Use, expected: int) -> Summary:
+    """The summary of a simulation in which every job is accounted for."""
+    try:
+        summary = summarize(simulation, use)
+    except JobsLost as error:
+        raise Problem(f"The simulation cannot be right: {error}", _REPORT, OUR_MISTAKE) from None
+    if summary.jobs != expected:
+        what = f"The simulation cannot be right: it knows {summary.jobs} of {expected} jobs."
+        raise Problem(what, _REPORT, OUR_MISTAKE)
+    return summary
+
+
+_REPORT = "This is a mistake of gpu-flows, not yours. Please report it with the command line."
+
+
+# -- side by side -----------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Worker:
+    """What a worker process has: its own reading of the study, and where to note its progress."""
+
+    found: Inputs
+    ended: MutableSequence[int]  # jobs, by policy
+
+    def run(self, number: int, spool: str) -> Outcome:
+        def done(jobs: int) -> None:
+            self.ended[number] = jobs
+
+        return _simulate(self.found, number, spool, done)
+
+
+_worker: _Worker | None = None
+
+
+def _begin(study: Study, ended: MutableSequence[int]) -> None:
+    global _worker
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends it without a word
+    _worker = _Worker(read(study), ended)
+
+
+def _work(number: int, spool: str) -> Outcome:
+    assert _worker is not None
+    return _worker.run(number, spool)
+
+
+def _run_side_by_side(
+    found: Inputs, spool: str, processes: int, done: Callable[[int], Callable[[int], None]]
+) -> list[Outcome]:
+    context = get_context("spawn")  # forking would copy threads and locks in whatever state they are
+    numbers = range(len(found.choices))
+    ended = context.Array("q", len(numbers), lock=False)
+    try:
+        with ProcessPoolExecutor(processes, context, _begin, (found.study, ended)) as pool:
+            futures = [pool.submit(_work, number, spool) for number in numbers]
+            while wait(futures, timeout=0.1).not_done:
+                for number in numbers:
+                    done(number)(ended[number])
+            return [future.result() for future in futures]
+    except BrokenProcessPool:
+        raise Problem(
+            "A simulating process was killed, most likely for want of memory.", "Try --processes 1."
+        ) from None
+
+
+@contextmanager
+def _bars(labels: Sequence[str], total: int) -> Iterator[Callable[[int], Callable[[int], None]]]:
+    """A progress bar for each policy, if there is a terminal to see them on."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn()
+    console = Console(stderr=True, markup=False, emoji=False, highlight=False)
+    hidden = not sys.stderr.isatty()
+    with Progress(*columns, TimeRemainingColumn(), console=console, transient=True, disable=hidden) as bars:
+        ids = [bars.add_task(inert(label), total=total) for label in labels]
+        yield lambda number: lambda jobs: bars.update(ids[number], completed=jobs)
+
+
+# -- writing down -----------------------------------------------------------------------------
+
+
+def _check_outputs(study: Study) -> None:
+    """Before hours of simulation: whether what it writes could be written."""
+    from gpu_flows.analytics.recorded import is_warehouse
+
+    for path in (study.jobs_out, study.warehouse):
+        if path and not path.absolute().parent.is_dir():
+            raise BadInput(f"There is no folder {path.absolute().parent} to write {path.name} to.")
+    if study.jobs_out and study.jobs_out.suffix not in (".csv", ".json"):
+        raise BadInput(f"--jobs-out {study.jobs_out} must end in .csv or .json.")
+    if study.warehouse and study.warehouse.exists() and not is_warehouse(study.warehouse):
+        raise BadInput(f"--warehouse {study.warehouse} is there already, and is no DuckDB file.")
+
+
+def _spool(found: Inputs, choice: Choice, simulation: Simulation, folder: str) -> None:
+    """Leave the facts where `_load` finds them."""
+    from gpu_flows.analytics import simulated
+
+    study = found.study
+    title = study.trace.name.partition(".")[0] if study.trace else study.workload.partition(":")[0]
+    experiment = simulated.Experiment.of(title, _description(study), found.trace.arrivals)
+    simulated.spool(Path(folder), simulated.facts(simulation, choice.label, experiment, time.time()))
+
+
+def _description(study: Study) -> dict[str, object]:
+    """What was typed, as far as it makes a difference to whichever policy."""
+    beside = {"policy", "jobs_out", "warehouse", "charts", "processes"}
+    typed = {each.name: getattr(study, each.name) for each in fields(study) if each.name not in beside}
+    typed["trace"] = study.trace.name if study.trace else None
+    return {name: value for name, value in typed.items() if value not in (None, "")}
+
+
+def _load(warehouse: Path, spool: str) -> None:
+    """Bring what was left there into the warehouse."""
+    from gpu_flows.analytics import simulated
+    from gpu_flows.analytics.warehouse import WarehouseError
+
+    try:
+        simulated.load(warehouse, Path(spool))
+    except WarehouseError as error:
+        what = re.split("[;.] facts wait", str(error), flags=re.IGNORECASE)[0]  # not these: they are gone
+        raise Problem(f"{what}.", "No facts were written; name another file, or try again.") from None
+
+
+def _write(found: Inputs, outcomes: Sequence[Outcome]) -> None:
+    by_policy = {each.label: outcome for each, outcome in zip(found.choices, outcomes, strict=True)}
+    try:
+        if found.study.jobs_out:
+            _write_jobs(found.study.jobs_out, by_policy)
+        if found.study.charts:
+            _write_charts(found.study.charts, by_policy)
+    except OSError as error:
+        raise Problem(f"{error.filename} cannot be written: {error.strerror}.") from None
+
+
+def _write_jobs(path: Path, outcomes: Mapping[str, Outcome]) -> None:
+    every = [(label, *row) for label, outcome in outcomes.items() for row in outcome.jobs]
+    columns = ("policy", *ROW)
+    with path.open("w", encoding="utf-8", newline="") as file:
+        if path.suffix == ".json":
+            json.dump([dict(zip(columns, row, strict=True)) for row in every], file, indent=1)
+        else:
+            devices = columns.index("devices")
+            writer = csv.writer(file, lineterminator="\n")
+            writer.writerow(columns)
+            writer.writerows((*row[:devices], " ".join(row[devices]), *row[devices + 1 :]) for row in every)
+
+
+def _write_charts(folder: Path, outcomes: Mapping[str, Outcome]) -> None:
+    pictures = {label: outcome.picture for label, outcome in outcomes.items() if outcome.picture}
+    drawn = {
+        "turnaround": charts.turnaround_cdf({label: each.turnarounds for label, each in pictures.items()}),
+        "utilization": charts.utilization({label: each.use for label, each in pictures.items()}),
+    }
+    for number, (label, picture) in enumerate(pictures.items(), start=1):
+        drawn[f"gantt-{number}-{re.sub(r'[^A-Za-z0-9.]+', '-', label)}"] = picture.gantt
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, svg in drawn.items():
+        (folder / f"{name}.svg").write_text(svg, encoding="utf-8")

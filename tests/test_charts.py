@@ -1,0 +1,138 @@
+"""Charts: sound SVG that shows what happened, small whatever the size of the simulation."""
+
+from __future__ import annotations
+
+import re
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+
+from gpu_flows.analytics import charts
+from gpu_flows.schedulers.cluster_spec import declare
+from gpu_flows.schedulers.model import Job
+from gpu_flows.schedulers.policy import make_policy
+from gpu_flows.schedulers.simulation.simulator import Simulation, simulate
+from gpu_flows.schedulers.simulation.summary import device_use, turnarounds_s
+from gpu_flows.schedulers.simulation.workload import Arrival
+
+EVIL = "<script>alert('1')</script>&\"\x1b[2J\u202e"
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def run(*arrivals: Arrival, cluster: str = "2x2", policy: str = "fifo") -> Simulation:
+    return simulate(arrivals, declare(cluster), make_policy(policy))
+
+
+def many(jobs: int, gpus: int = 1) -> list[Arrival]:
+    return [Arrival(Job(f"{n:05}", n * 20.0, gpus), 30.0 + n % 50) for n in range(jobs)]
+
+
+def parse(svg: str) -> ElementTree.Element:
+    root = ElementTree.fromstring(svg)
+    assert root.tag == f"{SVG}svg"
+    assert {each.tag.removeprefix(SVG) for each in root.iter()} <= {"svg", "title", "rect", "path", "text"}
+    assert not re.search(r"nan|inf(?!o)", svg.partition("<rect")[2].partition("<text")[0])
+    return root
+
+
+def words(svg: str) -> list[str]:
+    return [each.text or "" for each in parse(svg).iter(f"{SVG}text")]
+
+
+def test_a_line_for_each_policy_with_its_name() -> None:
+    drawn = charts.turnaround_cdf({"fifo": np.array([1.0, 60.0, 7200.0]), "srtf": np.array([5.0])})
+    assert {"fifo", "srtf", "0%", "100%", "1m", "1h", "turnaround (logarithmic)"} <= set(words(drawn))
+    lines = [each for each in parse(drawn).iter(f"{SVG}path") if each.get("fill") == "none"]
+    assert len({each.get("stroke") for each in lines}) == 2
+
+
+def test_more_policies_than_colours_are_told_apart_by_dashes() -> None:
+    drawn = charts.turnaround_cdf({f"p{n}": np.array([1.0 + n, 2.0]) for n in range(20)})
+    styles = {(each.get("stroke"), each.get("stroke-dasharray")) for each in parse(drawn).iter(f"{SVG}path")}
+    assert len(styles) >= 20
+
+
+def test_utilization_follows_the_devices() -> None:
+    simulation = run(Arrival(Job("a", 0.0, 2), 100.0), Arrival(Job("b", 0.0, 1), 50.0))
+    drawn = charts.utilization({"fifo": device_use(simulation)})
+    [line] = [each for each in parse(drawn).iter(f"{SVG}path") if each.get("stroke-linejoin")]
+    heights = [float(y) for y in re.findall(r"[ML][\d.]+ ([\d.]+)", line.get("d") or "")]
+    bottom, top = charts.TOP + charts.PLOT_HEIGHT, charts.TOP
+    levels = sorted({round((bottom - y) / (bottom - top), 2) for y in heights})
+    assert levels == [0.0, 0.5, 0.75]  # three of four devices, then two, then none
+
+
+def test_every_attempt_is_a_bar_that_tells_about_itself() -> None:
+    long = Arrival(Job("long", 0.0, 2, user="ann"), 7200.0)
+    simulation = run(long, Arrival(Job("short", 60.0, 2), 60.0), cluster="1x2", policy="srtf")
+    drawn = charts.gantt("srtf", simulation)
+    tips = [each.text for each in parse(drawn).iter(f"{SVG}title")]
+    assert tips[1:] == [
+        "long, ann, 2 devices, 0 to 1m, attempt 1, preempted",
+        "short, 2 devices, 1m to 2m, attempt 1, completed",
+        "long, ann, 2 devices, 2m to 2h 1m, attempt 2, completed",
+    ]
+    assert "node-1" in words(drawn)
+    assert any("dark end" in each for each in words(drawn))
+
+
+def test_devices_of_a_job_that_are_not_neighbours_are_several_bars() -> None:
+    assert list(charts._runs([3, 4, 5, 9])) == [(3, 3), (9, 1)]
+    assert list(charts._runs([2])) == [(2, 1)]
+
+
+def test_many_jobs_on_many_devices_stay_small() -> None:
+    simulation = run(*many(5_000, gpus=3), cluster="100x8")
+    drawn = charts.gantt("fifo", simulation)
+    assert len(drawn) < 200_000
+    assert any("of 10 neighbouring devices were held" in each for each in words(drawn))
+    assert len(charts.turnaround_cdf({"fifo": turnarounds_s(simulation)})) < 30_000
+    assert len(charts.utilization({"fifo": device_use(simulation)})) < 30_000
+
+
+def test_shades_tell_how_much_was_held() -> None:
+    jobs = [Arrival(Job(f"{n:03}", 0.0, 4), 100.0) for n in range(50)]  # half of 100 nodes with 4 devices
+    drawn = charts.gantt("fifo", run(*jobs, cluster="100x4"))
+    colours = [each.get("fill") for each in parse(drawn).iter(f"{SVG}path") if each.get("shape-rendering")]
+    assert colours == [charts.SHADES[0], charts.SHADES[-1]]
+
+
+@pytest.mark.parametrize("seconds", [0.0001, 0.5, 1.5, 7, 400, 90_000, 3e7])
+def test_axes_have_some_marks_and_not_too_many(seconds: float) -> None:
+    for axis in (charts._Linear(0.0, seconds), charts._Linear(seconds, 3 * seconds)):
+        marks = list(axis.ticks())
+        assert 2 <= len(marks) <= 12
+        assert len({words for _, words in marks}) == len(marks)
+        assert all(0 <= axis.at(value) <= 1 + 1e-9 for value, _ in marks)
+
+
+def test_durations_are_said_in_a_word_or_two() -> None:
+    told = {0: "0", 0.25: "0.25s", 90: "1m 30s", 3600: "1h", 129_600: "1d 12h", 1e8: "1,157d 9h"}
+    assert {seconds: charts._duration(seconds) for seconds in told} == told
+
+
+def test_names_are_only_ever_text() -> None:
+    simulation = run(Arrival(Job(EVIL, 0.0, 2, user=EVIL), 100_000.0))
+    for drawn in (
+        charts.gantt(EVIL, simulation),
+        charts.turnaround_cdf({EVIL: turnarounds_s(simulation)}),
+        charts.utilization({EVIL: device_use(simulation)}),
+    ):
+        assert any("<script>" in each for each in words(drawn))
+        assert "\x1b" not in drawn
+
+
+def test_nothing_to_show_is_said() -> None:
+    nothing = run(Arrival(Job("wide", 0.0, 99), 5.0))
+    assert "No job ran." in words(charts.gantt("fifo", nothing))
+    assert "No job ran." in words(charts.utilization({"fifo": device_use(nothing)}))
+    assert "No job finished." in words(charts.turnaround_cdf({"fifo": turnarounds_s(nothing)}))
+    assert "No job finished." in words(charts.turnaround_cdf({}))
+
+
+def test_jobs_that_take_no_time_can_be_drawn() -> None:
+    simulation = run(Arrival(Job("a", 5.0), 0.0), Arrival(Job("b", 5.0), 0.0))
+    parse(charts.gantt("fifo", simulation))
+    parse(charts.utilization({"fifo": device_use(simulation)}))
+    parse(charts.turnaround_cdf({"fifo": np.array([0.0, 0.0, 3.0])}))

@@ -1,0 +1,267 @@
+"""Simulations as facts: SQL gives the figures of the summary, and a warehouse is a workload again."""
+
+from __future__ import annotations
+
+import math
+import random
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pytest
+from analytics_history import History, T, make_empty_warehouse
+
+from gpu_flows.analytics import recorded, simulated
+from gpu_flows.analytics.answers import named_queries
+from gpu_flows.schedulers.cluster_spec import declare
+from gpu_flows.schedulers.model import Job
+from gpu_flows.schedulers.policy import make_policy
+from gpu_flows.schedulers.simulation.simulator import Simulation, simulate
+from gpu_flows.schedulers.simulation.summary import (
+    JobsLost,
+    Summary,
+    device_use,
+    rows,
+    summarize,
+)
+from gpu_flows.schedulers.simulation.workload import Arrival
+from gpu_flows.schedulers.simulation.world import World
+from gpu_flows.schedulers.traces import TraceError
+
+NODES = declare("2x2:V100:16 + 1x4:A100:80")
+
+
+@pytest.fixture(scope="module")
+def empty_warehouse(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_empty_warehouse(tmp_path_factory.mktemp("empty"))
+
+
+@pytest.fixture
+def database(tmp_path: Path, empty_warehouse: Path) -> Path:
+    return Path(shutil.copy(empty_warehouse, tmp_path))
+
+
+def workload(jobs: int = 120, seed: int = 7) -> list[Arrival]:
+    """Times in quarters of a second, which floats and microseconds both hold exactly."""
+    draw = random.Random(seed)
+    made = []
+    for number in range(jobs):
+        job = Job(
+            f"job-{number:03}",
+            draw.randrange(4000) / 4,
+            draw.choice((1, 1, 2, 4, 6)),  # 6 fit nowhere
+            draw.choice((0, 4096, 8192)),
+            user=draw.choice(("ann", "bob")),
+            kind=draw.choice(("cnn", "lstm")),
+        )
+        made.append(Arrival(job, draw.randrange(1, 400) / 4, draw.choice((25.0, 50.0, 100.0))))
+    return made
+
+
+def ask(database: Path, sql: str) -> list[tuple[Any, ...]]:
+    with duckdb.connect(str(database), read_only=True) as connection:
+        return connection.execute(sql).fetchall()
+
+
+def write(database: Path, simulations: dict[str, Simulation]) -> None:
+    arrivals = [result.arrival for result in next(iter(simulations.values())).jobs]
+    experiment = simulated.Experiment.of("test", {"cluster": "small"}, arrivals)
+    simulated.write(database, experiment, simulations, now=T)
+
+
+# SQL and the summary agree
+
+
+@pytest.mark.parametrize("sharing", ["exclusive", "shared"])
+@pytest.mark.parametrize("world", [World(), World(restart_s=2.5, node_mtbf_s=900, repair_s=60, seed=3)])
+def test_sql_gives_the_figures_of_the_summary_exactly(database: Path, sharing: str, world: World) -> None:
+    found = {
+        name: simulate(workload(), NODES, make_policy(name, {"sharing": sharing}), world)
+        for name in ("fifo", "srtf")
+    }
+    write(database, found)
+    for name, simulation in found.items():
+        summary = summarize(simulation)
+        assert summary.impossible > 0
+        columns = "pool, jobs, finished, makespan_s, avg_turnaround_s, avg_queueing_s, restarts, allocation"
+        [(pool, *figures)] = ask(database, f"select {columns} from policy_summary where policy = '{name}'")
+        restarts = summary.preemptions + summary.moves + summary.losses
+        exact = world == World()  # else moments are random, and microseconds round them
+        assert figures == pytest.approx(
+            [
+                summary.finished,
+                summary.finished,
+                summary.makespan_s,
+                summary.avg_turnaround_s,
+                summary.avg_queueing_s,
+                restarts,
+                summary.allocation,
+            ],
+            rel=1e-12 if exact else 1e-6,
+        )
+        refused = f"select count(*) from failures where outcome = 'refused' and pool = '{pool}'"
+        assert ask(database, refused) == [(summary.impossible,)]
+    assert ask(database, "select count(*), count(distinct experiment) from experiment_summary") == [(2, 1)]
+
+
+def test_every_job_attempt_and_device_is_there(database: Path) -> None:
+    simulation = simulate(workload(), NODES, make_policy("srtf"))
+    write(database, {"srtf": simulation})
+    tables = "jobs", "attempts", "attempt_ends", "allocations", "devices", "job_ends"
+    kept = [ask(database, f"select count(*) from {table}")[0][0] for table in tables]
+    held = sum(len(attempt.devices) for attempt in simulation.attempts)
+    attempts = len(simulation.attempts)
+    assert kept == [120, attempts, attempts, held, 8, 120]
+    job = simulation.jobs[0]
+    row = "select epoch(submitted), epoch(first_started), epoch(ended), flow, user_name from job_history"
+    asked = job.arrival.job
+    assert ask(database, f"{row} where name = '{asked.id}'") == [
+        (asked.submitted, job.started, job.ended, asked.kind, asked.user)
+    ]
+
+
+def test_every_named_question_has_an_answer(database: Path) -> None:
+    write(database, {"fifo": simulate(workload(), NODES, make_policy("fifo"))})
+    with duckdb.connect(str(database), read_only=True) as connection:
+        for query in named_queries():
+            given = {each.name: each.default for each in query.parameters}
+            assert connection.execute(query.sql, given).description
+
+
+def test_the_same_run_twice_changes_nothing_and_another_one_stands_beside_it(database: Path) -> None:
+    fifo = simulate(workload(), NODES, make_policy("fifo"))
+    write(database, {"fifo": fifo})
+    write(database, {"fifo": fifo})
+    assert ask(database, "select count(*) from jobs") == [(120,)]
+    # the policy was changed meanwhile, but not its name
+    write(database, {"fifo": simulate(workload(), NODES, make_policy("fifo", {"skip": True}))})
+    assert ask(database, "select count(*), count(distinct pool), count(distinct experiment) from jobs") == [
+        (240, 2, 1)
+    ]
+
+
+def test_twenty_thousand_jobs_take_seconds(database: Path) -> None:
+    arrivals = [Arrival(Job(f"{n:05}", n * 10.0, 1 + n % 4), 40.0 + n % 97) for n in range(20_000)]
+    simulation = simulate(arrivals, declare("8x8"), make_policy("fifo"))
+    began = time.process_time()
+    write(database, {"fifo": simulation})
+    assert time.process_time() - began < 10  # takes 2 to 3
+    assert ask(database, "select finished from policy_summary") == [(20_000,)]
+
+
+# A warehouse is a trace
+
+
+def test_a_recorded_pool_is_a_workload(tmp_path: Path, empty_warehouse: Path) -> None:
+    shutil.copy(empty_warehouse, tmp_path)
+    history = History(tmp_path)
+    history.run("a", 100, 110, 150, "g0")
+    history.job("b", 105)  # preempted once
+    history.start("b", 150, "g0", attempt=1)
+    history.stop("b", 160, attempt=1, outcome="preempted")
+    history.start("b", 170, "g0", attempt=2)
+    history.stop("b", 200.5, attempt=2)
+    history.end("b", 200.5)
+    history.job("waits", 300)
+    history.job("refused", 301)
+    history.end("refused", 301, "refused")
+    history.job("runs", 302)
+    history.start("runs", 303, "g0")
+    history.ask("select 1")  # drained
+
+    trace = recorded.load(tmp_path / "warehouse.duckdb")
+    assert [(each.job.id, each.job.submitted, each.duration_s) for each in trace.arrivals] == [
+        ("a", 0, 40),
+        ("b", 5, 40.5),
+    ]
+    assert (trace.arrivals[0].job.user, trace.arrivals[0].job.kind) == ("ann", "d")
+    assert trace.skipped == {"never ran": 2, "has not ended": 1}
+    assert len(recorded.load(tmp_path / "warehouse.duckdb", limit=1).arrivals) == 1
+
+
+def test_a_simulation_is_a_workload_with_the_same_durations(database: Path) -> None:
+    arrivals = [each for each in workload() if each.job.gpus <= 4]
+    write(database, {"srtf": simulate(arrivals, NODES, make_policy("srtf"))})
+    again = recorded.load(database).arrivals
+    first = min(each.job.submitted for each in arrivals)
+
+    def told(each: Arrival, offset: float) -> tuple[object, ...]:
+        job = each.job
+        return job.submitted - offset, job.gpus, job.memory_mb, job.user, job.kind, each.duration_s
+
+    assert sorted(told(each, 0) for each in again) == sorted(told(each, first) for each in arrivals)
+
+
+def test_a_warehouse_without_jobs_or_with_several_pools_says_so(database: Path, tmp_path: Path) -> None:
+    with pytest.raises(TraceError, match="holds no jobs"):
+        recorded.load(database)
+    jobs = [Arrival(Job("a"), 1.0)]
+    write(database, {name: simulate(jobs, NODES, make_policy(name)) for name in ("fifo", "sjf")})
+    with pytest.raises(TraceError, match=r"2 pools; choose one, as in --format warehouse:pool=sim:fifo@"):
+        recorded.load(database)
+    [(pool,)] = ask(database, "select pool from jobs where pool like 'sim:sjf@%'")
+    assert len(recorded.load(database, pool=pool).arrivals) == 1
+    with pytest.raises(TraceError, match="no job that ran"):
+        recorded.load(database, pool="nobody's")
+    with pytest.raises(TraceError, match="no warehouse at"):
+        recorded.load(tmp_path / "missing.duckdb")
+    assert recorded.is_warehouse(database)
+    assert not recorded.is_warehouse(Path(__file__))
+
+
+# The summary
+
+
+def run(*arrivals: Arrival, policy: str = "fifo", **options: Any) -> Simulation:
+    return simulate(arrivals, declare("1x2:GPU:16"), make_policy(policy, options))
+
+
+def test_percentiles_are_nearest_rank() -> None:
+    jobs = [Arrival(Job(f"{n:03}", n * 1000.0), float(n)) for n in range(1, 201)]
+    summary = summarize(run(*jobs))
+    assert (summary.p50_turnaround_s, summary.p90_turnaround_s, summary.p99_turnaround_s) == (100, 180, 198)
+    assert summary.avg_turnaround_s == 100.5
+
+
+def test_a_shared_device_counts_once_and_is_busy_up_to_its_limit() -> None:
+    two = [Arrival(Job(name, 0.0, 1, 8192), 100.0, 70.0) for name in "ab"]
+    summary = summarize(run(*two, sharing="shared"))
+    assert summary.makespan_s == 100
+    assert (summary.allocation, summary.utilization) == (0.5, 0.5)  # one of two devices, 140% is 100%
+
+
+def test_use_over_time_is_the_mean_of_each_stretch() -> None:
+    import numpy as np
+
+    use = device_use(run(Arrival(Job("a", 0.0, 2), 50.0, 50.0), Arrival(Job("b", 100.0), 50.0)))
+    assert use.held_s == 150
+    assert use.over_time(np.array([0.0, 50.0, 75.0, 125.0, 150.0])).tolist() == [0.5, 0, 0.25, 0.5]
+
+
+def test_nothing_finished_is_no_figure_rather_than_a_wrong_one() -> None:
+    simulation = run(Arrival(Job("wide", 0.0, 9), 5.0))
+    summary = summarize(simulation)
+    assert (summary.jobs, summary.finished, summary.impossible) == (1, 0, 1)
+    assert math.isnan(summary.makespan_s)
+    assert math.isnan(summary.p99_turnaround_s)
+    [row] = rows(simulation)
+    assert row[4:8] == (None, None, None, None)
+    assert row[-2] == "impossible"
+    assert "9 GPUs" in str(row[-1])
+
+
+def test_a_job_nobody_can_account_for_is_an_error() -> None:
+    simulation = run(Arrival(Job("a"), 5.0), Arrival(Job("b"), 5.0))
+    simulation.jobs[1].ended = None
+    with pytest.raises(JobsLost, match="1 of 2 jobs got lost: b"):
+        summarize(simulation)
+
+
+def test_the_summary_of_twenty_thousand_jobs_takes_a_moment() -> None:
+    jobs = [Arrival(Job(f"{n:05}", n * 10.0, 1 + n % 2), 15.0) for n in range(20_000)]
+    simulation = simulate(jobs, declare("2x4"), make_policy("fifo"))
+    began = time.process_time()
+    assert isinstance(summarize(simulation), Summary)
+    assert time.process_time() - began < 0.5  # takes a tenth of a second
