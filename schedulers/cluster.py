@@ -42,16 +42,41 @@ class DeviceState:
 ABSENT = "not part of the cluster"
 
 
+class RackState:
+    """Nodes near each other, as a set, and how many of their devices are up, healthy and idle."""
+
+    __slots__ = ("idle", "name", "nodes")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.nodes = 0
+        self.idle = 0
+
+
 class NodeState:
     """One node's devices in index order, and how many of them nobody holds."""
 
-    __slots__ = ("bit", "detail", "devices", "free_cpus", "free_ram_mb", "idle", "name", "node", "up")
+    __slots__ = (
+        "bit",
+        "changed",
+        "detail",
+        "devices",
+        "free_cpus",
+        "free_ram_mb",
+        "idle",
+        "name",
+        "node",
+        "rack",
+        "up",
+    )
 
-    def __init__(self, node: Node, devices: list[DeviceState], bit: int) -> None:
+    def __init__(self, node: Node, devices: list[DeviceState], bit: int, rack: RackState) -> None:
         self.node = node
         self.name = node.name
         self.devices = devices
         self.bit = bit
+        self.rack = rack
+        self.changed = 0  # the moment of the cluster at which its devices last changed hands or health
         self.up = True
         self.detail = ""
         self.idle = sum(1 for state in devices if state.healthy and not state.holders)
@@ -73,7 +98,7 @@ class Able:
 
     nodes: int  # those with enough devices it accepts (with any at all, if it may span nodes)
     pure: int  # those where it accepts every device
-    devices: int  # how many devices it accepts, in all
+    most: int  # how many devices it could ever have at once
 
 
 class Cluster:
@@ -82,10 +107,14 @@ class Cluster:
     def __init__(self, nodes: Iterable[Node] = ()) -> None:
         self.nodes: dict[str, NodeState] = {}
         self.devices: dict[str, DeviceState] = {}
+        self.racks: dict[str, RackState] = {}
+        self.moment = 0  # counts the changes, see `changed_since`
         self.idle = 0  # devices that are up, healthy and held by nobody
         self._order: list[NodeState] = []  # by bit
+        self._latest: dict[str, NodeState] = {}  # those ever changed, the latest last
         self._at_least: list[int] = [0]  # [n]: the nodes that are up with n or more idle devices
         self._able: dict[object, Able] = {}
+        self._sound: bool | None = None  # None: to be looked at
         self._held: dict[str, tuple[Device, ...]] = {}
         self.replace(nodes)
 
@@ -99,7 +128,7 @@ class Cluster:
         """Take a new declaration. A device that is still declared keeps its holders; one that is
         not is forgotten once nobody holds it."""
         before, old_nodes = self.devices, self.nodes
-        self.nodes, self.devices, self._order = {}, {}, []
+        self.nodes, self.devices, self.racks, self._order, self._latest = {}, {}, {}, [], {}
         for node in nodes:
             states = []
             for device in node.devices:
@@ -108,8 +137,10 @@ class Cluster:
                     _carry_over(before[device.id], state)
                 states.append(state)
                 self.devices[device.id] = state
-            new = self.nodes[node.name] = NodeState(node, states, 1 << len(self._order))
+            rack = self.racks.setdefault(node.rack, RackState(node.rack))
+            new = self.nodes[node.name] = NodeState(node, states, 1 << len(self._order), rack)
             self._order.append(new)
+            rack.nodes |= new.bit
             if node.name in old_nodes:
                 old = old_nodes[node.name]
                 new.up, new.detail = old.up, old.detail
@@ -127,6 +158,7 @@ class Cluster:
         if device.id not in self.devices:
             state = self.devices[device.id] = DeviceState(device)
             state.healthy, state.detail = False, ABSENT
+            self._sound = None
         return self.devices[device.id]
 
     def set_node(self, name: str, up: bool, detail: str = "") -> None:
@@ -142,16 +174,22 @@ class Cluster:
         node = self.nodes[state.device.node]
         if not state.holders:
             self._set_idle(node, node.idle + (1 if healthy else -1))
+        self._note_change((state.device,))
+        self._sound = None
         return True
 
     def _count(self) -> None:
         """The sets and sums anew, after a change that is too rare to follow step by step."""
+        self._sound = None
         most = max((len(node.devices) for node in self._order), default=0)
         self._at_least = [0] * (most + 2)
         self.idle = 0
+        for rack in self.racks.values():
+            rack.idle = 0
         for node in self._order:
             if node.up:
                 self.idle += node.idle
+                node.rack.idle += node.idle
                 for count in range(node.idle + 1):
                     self._at_least[count] |= node.bit
 
@@ -159,8 +197,21 @@ class Cluster:
         before, node.idle = node.idle, idle
         if node.up:
             self.idle += idle - before
+            node.rack.idle += idle - before
             for count in range(min(before, idle) + 1, max(before, idle) + 1):
                 self._at_least[count] ^= node.bit
+
+    def _note_change(self, devices: tuple[Device, ...]) -> None:
+        self.moment += 1
+        latest, name = self._latest, ""
+        for device in devices:
+            if device.node != name:
+                name = device.node
+                node = self.nodes.get(name)
+                if node is not None:
+                    node.changed = self.moment
+                    latest.pop(name, None)
+                    latest[name] = node
 
     # -- who holds what -----------------------------------------------------------------------
 
@@ -203,6 +254,7 @@ class Cluster:
             state.whole = not job.memory_mb
             state.free_mb -= share
         self._held[job.id] = devices
+        self._note_change(devices)
         if job.cpus or job.ram_mb:
             for name in {device.node for device in devices} & self.nodes.keys():
                 self.nodes[name].free_cpus -= job.cpus
@@ -220,6 +272,7 @@ class Cluster:
                 del self.devices[device.id]
             elif node is not None and state.healthy:
                 self._set_idle(node, node.idle + 1)
+        self._note_change(devices)
         if job.cpus or job.ram_mb:
             for name in {device.node for device in devices} & self.nodes.keys():
                 self.nodes[name].free_cpus += job.cpus
@@ -232,31 +285,57 @@ class Cluster:
         ask = job.ask
         found = self._able.get(ask)
         if found is None:
-            nodes = pure = devices = 0
+            nodes = pure = most = 0
             for node in self._order:
                 accepted = sum(job.accepts(state.device) for state in node.devices)
                 room = (not node.node.cpus or job.cpus <= node.node.cpus) and (
                     not node.node.ram_mb or job.ram_mb <= node.node.ram_mb
                 )
                 if accepted and room:
-                    devices += accepted
+                    most = most + accepted if job.may_span_nodes else max(most, accepted)
                     if job.may_span_nodes or accepted >= job.least:
                         nodes |= node.bit
                     if accepted == len(node.devices):
                         pure |= node.bit
             if len(self._able) > 10_000:  # asks come and go in a pool that runs for months
                 self._able.clear()
-            found = self._able[ask] = Able(nodes, pure, devices)
+            found = self._able[ask] = Able(nodes, pure, most)
         return found
 
     def could_hold(self, job: Job) -> bool:
         """Whether an empty, healthy cluster could ever serve the job."""
-        able = self.able(job)
-        return able.devices >= job.least if job.may_span_nodes else able.nodes > 0
+        return self.able(job).most >= job.least
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether every device is declared and healthy, and every node up."""
+        if self._sound is None:
+            healthy = all(state.healthy for state in self.devices.values())
+            self._sound = healthy and all(node.up for node in self._order)
+        return self._sound
 
     def with_idle(self, count: int) -> int:
         """The set of nodes that are up and have at least so many idle devices."""
         return self._at_least[count] if count < len(self._at_least) else 0
+
+    def by_idle(self, nodes: int, least: int = 0) -> list[tuple[int, int]]:
+        """The nodes of a set that are up, apart by how many devices are idle: (idle, nodes), from
+        `least` upward."""
+        at_least, found = self._at_least, []
+        left = nodes & self.with_idle(least)
+        while left:
+            more = left & at_least[least + 1]
+            if more != left:
+                found.append((least, left ^ more))
+            left, least = more, least + 1
+        return found
+
+    def changed_since(self, moment: int) -> Iterator[NodeState]:
+        """The nodes whose devices changed hands or health after that moment, the latest first."""
+        for node in reversed(self._latest.values()):
+            if node.changed <= moment:
+                return
+            yield node
 
     def those(self, nodes: int) -> Iterator[NodeState]:
         """The nodes of a set, in declared order."""

@@ -1,7 +1,19 @@
 """Clusters in one line: `3x4:GTX 1080 Ti:11` is three nodes with four such devices of 11 GB each.
 
-A spec is `NODESxGPUS[:MODEL[:MEM_GB]]`; several are joined by `+` (`15x4:V100:16+8x8:A100:80`).
-Nodes are numbered through, node-1, node-2 and so on, so the same spec always means the same cluster.
+A spec is `NODESxGPUS[:MODEL[:MEM_GB]][@RACKSIZE]`; several are joined by `+`
+(`15x4:V100:16+8x8:A100:80`). `16x8:V100:32@4` are racks of four nodes; nodes without a rack size
+share one rack. Nodes are numbered through, node-1, node-2 and so on, and so are racks: the same
+spec always means the same cluster.
+
+Where that does not suffice, a spec is the path of a YAML file (.yaml or .yml) with racks:
+
+    racks:
+      - {name: row-1, nodes: 4, gpus: 8, model: V100, memory_gb: 32, cpus: 96, ram_gb: 512}
+      - {nodes: 2, gpus: 4}
+
+Only `gpus` has to be there. A rack named twice has nodes of two kinds. Processors and memory beside
+the devices count where they are given. The file is read here, for it is the spec; nothing else in
+this package but the readers of traces touches files.
 """
 
 from __future__ import annotations
@@ -11,32 +23,43 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import count
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from gpu_flows.schedulers.model import Device, Node
 
 DEFAULT_MODEL = "GPU"
 DEFAULT_MEMORY_GB = 16.0
+DEFAULT_RACK = "default"
 MOST_DEVICES = 1_000_000  # more is a slip of the finger, and would only fill the memory
 
 _SHAPE = re.compile(r"(\d{1,9})\s*x\s*(\d{1,9})", re.IGNORECASE | re.ASCII)
-_EXAMPLE = "Write NODESxGPUS[:MODEL[:MEM_GB]], for example 3x4:GTX 1080 Ti:11."
+_RACK_SIZE = re.compile(r"\s*\d{1,9}\s*", re.ASCII)
+_EXAMPLE = "Write NODESxGPUS[:MODEL[:MEM_GB]][@RACKSIZE], for example 3x4:GTX 1080 Ti:11."
+_FILE_EXAMPLE = "Write racks: [{name: row-1, nodes: 4, gpus: 8, model: V100, memory_gb: 32}]."
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """Equal nodes."""
+    """Equal nodes: in racks of so many, or in the rack of that name."""
 
     nodes: int
     gpus: int
     model: str = DEFAULT_MODEL
     memory_mb: int = round(1024 * DEFAULT_MEMORY_GB)
+    rack_size: int = 0
+    rack: str = DEFAULT_RACK
+    cpus: float = 0.0  # 0: not counted
+    ram_mb: int = 0  # 0: not counted
 
-    def node(self, name: str) -> Node:
+    def node(self, name: str, rack: str) -> Node:
         devices = (
             Device(f"SIM-{name}-{index}", name, index, self.model, self.memory_mb)
             for index in range(self.gpus)
         )
-        return Node(name, tuple(devices))
+        return Node(name, tuple(devices), rack, self.cpus, self.ram_mb)
 
 
 def declare(spec: str) -> list[Node]:
@@ -46,7 +69,10 @@ def declare(spec: str) -> list[Node]:
 
 def parse(spec: str) -> list[Kind]:
     """The kinds of nodes that a spec names, in its order."""
-    kinds = [_kind(part) for part in spec.split("+")]
+    if spec.strip().lower().endswith((".yaml", ".yml")):
+        kinds = _in_file(Path(spec.strip()))
+    else:
+        kinds = [_kind(part) for part in spec.split("+")]
     devices = sum(kind.nodes * kind.gpus for kind in kinds)
     if devices > MOST_DEVICES:
         raise ValueError(f"Cluster '{spec}' has {devices:,} devices; declare at most {MOST_DEVICES:,}.")
@@ -54,18 +80,41 @@ def parse(spec: str) -> list[Kind]:
 
 
 def build(kinds: Iterable[Kind]) -> list[Node]:
-    numbers = count(1)
-    return [kind.node(f"node-{next(numbers)}") for kind in kinds for _ in range(kind.nodes)]
+    nodes: list[Node] = []
+    racks = count(1)
+    for kind in kinds:
+        rack = kind.rack
+        for number in range(kind.nodes):
+            if kind.rack_size and number % kind.rack_size == 0:
+                rack = f"rack-{next(racks)}"
+            nodes.append(kind.node(f"node-{len(nodes) + 1}", rack))
+    return nodes
+
+
+# -- one line ---------------------------------------------------------------------------------
 
 
 def _kind(part: str) -> Kind:
+    part, rack_size = _rack_size(part)
     shape, *rest = (field.strip() for field in part.split(":"))
     if len(rest) > 2:
         raise ValueError(f"Cluster '{part}' has too many parts. {_EXAMPLE}")
     model, memory = [*rest, "", ""][:2]
     nodes, gpus = _shape(shape, part)
     memory_gb = _gigabytes(memory, part) if memory else DEFAULT_MEMORY_GB
-    return Kind(nodes, gpus, model or DEFAULT_MODEL, round(1024 * memory_gb))
+    return Kind(nodes, gpus, model or DEFAULT_MODEL, round(1024 * memory_gb), rack_size)
+
+
+def _rack_size(part: str) -> tuple[str, int]:
+    """The part without its rack size, and that."""
+    rest, at, size = part.rpartition("@")
+    if not at:
+        return part, 0
+    if not _RACK_SIZE.fullmatch(size) or int(size) < 1:
+        raise ValueError(
+            f"Cluster '{part}': '{size.strip()}' is not a number of nodes in a rack, 1 or more. {_EXAMPLE}"
+        )
+    return rest, int(size)
 
 
 def _shape(shape: str, part: str) -> tuple[int, int]:
@@ -86,3 +135,62 @@ def _gigabytes(memory: str, part: str) -> float:
     if not math.isfinite(gigabytes) or gigabytes <= 0:
         raise ValueError(f"Cluster '{part}': a device's memory must be above 0 GB. {_EXAMPLE}")
     return gigabytes
+
+
+# -- a file with racks ------------------------------------------------------------------------
+
+
+class _Rack(BaseModel):
+    """Equal nodes in one rack."""
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False, coerce_numbers_to_str=True)
+
+    name: str = ""
+    nodes: int = Field(default=1, ge=1)
+    gpus: int = Field(ge=1)
+    model: str = Field(default=DEFAULT_MODEL, min_length=1)
+    memory_gb: float = Field(default=DEFAULT_MEMORY_GB, gt=0)
+    cpus: float = Field(default=0.0, ge=0)
+    ram_gb: float = Field(default=0.0, ge=0)
+
+
+class _File(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    racks: list[_Rack] = Field(min_length=1)
+
+
+def _in_file(path: Path) -> list[Kind]:
+    try:
+        file = _File.model_validate(_yaml(path))
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in first["loc"]).lstrip(".")
+        wrong = f"{where}: {first['msg']}" if where else "it has no list of racks"
+        raise ValueError(f"Cluster file {path}: {wrong}. {_FILE_EXAMPLE}") from None
+    return [
+        Kind(
+            rack.nodes,
+            rack.gpus,
+            rack.model,
+            round(1024 * rack.memory_gb),
+            rack=rack.name or f"rack-{number}",
+            cpus=rack.cpus,
+            ram_mb=round(1024 * rack.ram_gb),
+        )
+        for number, rack in enumerate(file.racks, start=1)
+    ]
+
+
+def _yaml(path: Path) -> Any:
+    import yaml  # for those only who keep their cluster in a file
+
+    try:
+        return yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ValueError(
+            f"Cluster file {path} cannot be read: {error.strerror or error}. Check the path."
+        ) from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        problem = " ".join(str(error).split())
+        raise ValueError(f"Cluster file {path} is not YAML: {problem}. {_FILE_EXAMPLE}") from None

@@ -30,12 +30,14 @@ class Draft:
         self._moves: list[tuple[Running, Progress | None]] = []  # a start; with a progress, a preemption
         self.answer: Plan | None = None  # what `plan` last made of the moves
         self._preempted = False
+        self._taken: dict[str, tuple[Device, ...]] = {}  # from whom, in this plan
         self.begin(0.0, "")
 
     def begin(self, now: float, policy: str) -> None:
         """A new plan: what was moved until now stays."""
         self.now, self._policy = now, policy
         self._moves.clear()
+        self._taken.clear()
         self.answer, self._preempted = None, False
 
     def start(self, job: Job, devices: tuple[Device, ...]) -> None:
@@ -67,14 +69,11 @@ class Draft:
         self._line.add(running.job, progress)
         self._moves.append((running, progress))
         self._preempted = True
+        self._taken.setdefault(job_id, running.devices)
 
     def former(self, job_id: str) -> tuple[Device, ...]:
         """The devices this plan took from the job; empty if it took none."""
-        if self._preempted:
-            for running, progress in self._moves:
-                if progress is not None and running.job.id == job_id:
-                    return running.devices
-        return ()
+        return self._taken.get(job_id, ())
 
     @property
     def mark(self) -> int:

@@ -190,6 +190,11 @@ class Engine:
         """In arrival order. Read it, do not change it."""
         return self._line.by_arrival
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether nobody waits and nobody runs."""
+        return not self.running and not len(self._line)
+
     def waits(self, job_id: str) -> bool:
         return job_id in self._line
 

@@ -59,6 +59,11 @@ class Ladder:
 
     def last_first(self, now: float) -> Iterator[tuple[Any, Running]]:
         """Rank and job, beginning with the one that is served last."""
+        if len(self._rungs) == 1:
+            ((line, drift), entries) = next(iter(self._rungs.items()))
+            for entry in reversed(entries):
+                yield _rank(line, drift, entry, now), entry[3]
+            return
         ends: list[list[Any]] = []
         for (line, drift), entries in self._rungs.items():
             ends.append([_rank(line, drift, entries[-1], now), len(entries) - 1, line, drift, entries])

@@ -169,10 +169,20 @@ class Running:
     rate: float = 1.0  # seconds of work it gets done in a second
     rated: float = 0.0  # since when it goes at this rate
     worked_s: float = 0.0  # what it got done in this attempt before that
+    _by_node: dict[str, int] | None = field(default=None, compare=False, repr=False)
 
     @property
     def nodes(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(device.node for device in self.devices))
+        return tuple(self.by_node)
+
+    @property
+    def by_node(self) -> dict[str, int]:
+        """How many devices it holds on which node."""
+        if self._by_node is None:
+            self._by_node = {}
+            for device in self.devices:
+                self._by_node[device.node] = self._by_node.get(device.node, 0) + 1
+        return self._by_node
 
     def work(self, now: float) -> float:
         """How much of its expected duration is done, this attempt included."""

@@ -96,7 +96,7 @@ def _somebody_behind(state: State, rank: Any) -> bool:
 def _made_room(state: State, options: PlacementOptions, rank: Any, job: Job) -> bool:
     """Start the job in the place of running ones that stand behind this rank, if that is possible."""
     draft, mark = state.draft, state.draft.mark
-    for victim in _victims(state, rank, job):
+    for victim in _victims(state, rank, job, options.placement == "any"):
         draft.preempt(victim.job.id)
     if draft.mark > mark:
         devices = options.place(job, state.cluster)
@@ -107,27 +107,32 @@ def _made_room(state: State, options: PlacementOptions, rank: Any, job: Job) -> 
     return False
 
 
-def _victims(state: State, rank: Any, job: Job) -> list[Running]:
+def _victims(state: State, rank: Any, job: Job, anywhere: bool) -> list[Running]:
     """Who has to yield for the job, the last in order first; nobody if that would not be enough.
 
     Going up from the last in order, until a node (or all nodes together, for a job that may span
     them) would have the devices; of those met so far, they who fit beside the job may stay.
     """
     cluster = state.cluster
+    wanted, by_node = job.gpus, not (anywhere and job.may_span_nodes)
     able = cluster.able(job)
     everywhere = cluster.idle
-    freed: dict[str, int] = {}
+    freed: dict[str, float] = {}  # what a node would have
     met: dict[str, list[tuple[int, Running]]] = {}
     for standing, running in state.ladder.last_first(state.now):
         if standing <= rank:
             break
         counts = _useful(job, running, state)
-        for name, count in counts.items():
-            node = cluster.nodes[name]
-            met.setdefault(name, []).append((count, running))
-            freed[name] = freed.get(name, 0) + count
-            if able.nodes & node.bit and node.idle + freed[name] >= job.gpus:
-                return _leavers(met[name], node.idle + freed[name] - job.gpus)
+        for name, count in counts.items() if by_node else ():
+            if name in met:
+                met[name].append((count, running))
+                freed[name] += count
+            else:
+                node = cluster.nodes[name]
+                met[name] = [(count, running)]
+                freed[name] = (node.idle + count) if able.nodes & node.bit else -math.inf
+            if freed[name] >= wanted:
+                return _leavers(met[name], freed[name] - wanted)
         if job.may_span_nodes and counts:
             met.setdefault("", []).append((sum(counts.values()), running))
             everywhere += sum(counts.values())
@@ -138,8 +143,11 @@ def _victims(state: State, rank: Any, job: Job) -> list[Running]:
 
 def _useful(job: Job, running: Running, state: State) -> dict[str, int]:
     """How many devices on which nodes the job would gain, were this one stopped."""
+    cluster = state.cluster
+    nodes, devices = cluster.nodes, cluster.devices
+    if cluster.is_sound and not (job.nodes or job.models or job.memory_mb):
+        return running.by_node
     counts: dict[str, int] = {}
-    nodes, devices = state.cluster.nodes, state.cluster.devices
     for device in running.devices:
         node = nodes.get(device.node)
         if node is not None and node.up and devices[device.id].healthy and job.accepts(device):
@@ -147,7 +155,7 @@ def _useful(job: Job, running: Running, state: State) -> dict[str, int]:
     return counts
 
 
-def _leavers(met: list[tuple[int, Running]], spare: int) -> list[Running]:
+def _leavers(met: list[tuple[int, Running]], spare: float) -> list[Running]:
     """Of those met, last in order first, all but the ones that fit into what is spare."""
     leaving = []
     for count, running in reversed(met):

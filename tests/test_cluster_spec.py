@@ -1,6 +1,8 @@
-"""Clusters in one line."""
+"""Clusters in one line, or in a file."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import pytest
 
@@ -62,6 +64,11 @@ def test_model_and_memory_may_be_left_out(spec: str, model: str, memory_gb: floa
         ("2x4:V100:nan", "above 0 GB"),
         ("2x4:V100:inf", "above 0 GB"),
         ("2x4:V100:16:32", "too many parts"),
+        ("2x4@", "'' is not a number of nodes in a rack"),
+        ("2x4:V100@0", "'0' is not a number of nodes in a rack"),
+        ("2x4:V100:16@-2", "'-2' is not a number of nodes in a rack"),
+        ("2x4@two", "'two' is not a number of nodes in a rack"),
+        ("@2", "does not begin with a number of nodes"),
     ],
 )
 def test_a_wrong_spec_says_what_is_wrong_and_how_to_write_it(spec: str, complaint: str) -> None:
@@ -73,3 +80,77 @@ def test_a_wrong_spec_says_what_is_wrong_and_how_to_write_it(spec: str, complain
 def test_a_slip_of_the_finger_does_not_fill_the_memory() -> None:
     with pytest.raises(ValueError, match=f"declare at most {MOST_DEVICES:,}"):
         declare("99999999x8")
+
+
+# -- racks ------------------------------------------------------------------------------------
+
+
+def racks(spec: str) -> dict[str, list[str]]:
+    """rack -> names of its nodes."""
+    found: dict[str, list[str]] = {}
+    for node in declare(spec):
+        found.setdefault(node.rack, []).append(node.name)
+    return found
+
+
+def test_racks_of_so_many_nodes_are_numbered_through() -> None:
+    assert racks("5x8:V100:32@2 + 1x4 + 2x8:A100@ 4") == {
+        "rack-1": ["node-1", "node-2"],
+        "rack-2": ["node-3", "node-4"],
+        "rack-3": ["node-5"],
+        "default": ["node-6"],
+        "rack-4": ["node-7", "node-8"],
+    }
+    assert declare("16x8:V100:32@4")[3].devices == declare("16x8:V100:32")[3].devices
+
+
+def test_a_file_names_racks_and_what_is_in_them(tmp_path: Path) -> None:
+    file = tmp_path / "cluster.yaml"
+    file.write_text(
+        """
+        racks:
+          - {name: row-1, nodes: 2, gpus: 8, model: V100, memory_gb: 32, cpus: 96, ram_gb: 512}
+          - {name: row-1, gpus: 4, model: 3090}  # one more node, of another kind
+          - {nodes: 1, gpus: 1}
+        """
+    )
+    big, second, small, plain = declare(str(file))
+
+    assert [node.rack for node in (big, second, small, plain)] == ["row-1", "row-1", "row-1", "rack-3"]
+    assert (big.name, big.cpus, big.ram_mb) == ("node-1", 96, 512 * 1024)
+    assert second.devices[7] == Device("SIM-node-2-7", "node-2", 7, "V100", 32 * 1024)
+    assert [device.model for device in small.devices] == ["3090"] * 4
+    assert (plain.cpus, plain.ram_mb) == (0, 0)
+    assert plain.devices == (Device("SIM-node-4-0", "node-4", 0, "GPU", round(DEFAULT_MEMORY_GB * 1024)),)
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("", "no list of racks"),
+        ("- 2x4", "no list of racks"),
+        ("nodes: 4", r"racks: Field required"),
+        ("racks: []", "racks: .* at least 1 item"),
+        ("racks: [{nodes: 4}]", r"racks\[0\].gpus: Field required"),
+        ("racks: [{gpus: 4}, {gpus: 0}]", r"racks\[1\].gpus: .* greater than or equal to 1"),
+        ("racks: [{gpus: 4, memory_gb: .inf}]", r"racks\[0\].memory_gb: .* finite"),
+        ("racks: [{gpus: 4, memory: 16}]", r"racks\[0\].memory: Extra inputs"),
+        ("racks: [{gpus: 4", "is not YAML"),
+    ],
+)
+def test_a_wrong_file_says_where_it_is_wrong(tmp_path: Path, text: str, complaint: str) -> None:
+    file = tmp_path / "cluster.yml"
+    file.write_text(text)
+    with pytest.raises(ValueError, match=complaint) as error:
+        declare(str(file))
+    assert str(file) in str(error.value)
+    assert "racks: [{name: row-1" in str(error.value)
+
+
+def test_a_file_that_is_not_there_or_too_much(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"nowhere\.yaml cannot be read: No such file"):
+        declare(str(tmp_path / "nowhere.yaml"))
+    file = tmp_path / "huge.yaml"
+    file.write_text("racks: [{nodes: 1000000, gpus: 8}]")
+    with pytest.raises(ValueError, match=f"declare at most {MOST_DEVICES:,}"):
+        declare(str(file))

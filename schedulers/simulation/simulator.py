@@ -114,8 +114,10 @@ class _Run:
         next_arrival, idle_wakes = 0, 0
         while True:
             arrival_at = arrivals[next_arrival].job.submitted if next_arrival < len(arrivals) else math.inf
-            now = min(arrival_at, self._next_end(), engine.wake_at or math.inf)
-            if breakdowns and (next_arrival < len(arrivals) or engine.running or engine.waiting):
+            now = min(arrival_at, self._next_end())
+            if engine.wake_at is not None:
+                now = min(now, engine.wake_at)
+            if breakdowns and (next_arrival < len(arrivals) or not engine.is_idle):
                 now = min(now, breakdowns.next_at)
             if now == math.inf:
                 break

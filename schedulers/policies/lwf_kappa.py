@@ -1,0 +1,169 @@
+"""LWF-kappa: narrow jobs go to the devices with the least work left, wide ones stay together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from heapq import heappop, heapreplace, nsmallest
+from itertools import islice
+from typing import Any
+
+from pydantic import Field
+
+from gpu_flows.schedulers.cluster import Cluster, NodeState
+from gpu_flows.schedulers.model import Device, Job, Plan, Progress
+from gpu_flows.schedulers.placing import EVERYWHERE, SharingOptions, candidates, offered
+from gpu_flows.schedulers.policy import Policy, State
+from gpu_flows.schedulers.serving import expected
+
+
+class LwfKappaOptions(SharingOptions):
+    kappa: int = Field(
+        default=1,
+        ge=0,
+        title="Kappa",
+        description="A job that asks for more devices than this is kept together; others go anywhere.",
+    )
+
+
+class LwfKappa(Policy):
+    """The job with the least service left goes where the least work is left; a wide one stays together.
+
+    Least workload first: Wang, Shi, Wang and Chu, "Communication Contention Aware Scheduling of
+    Multiple Deep Learning Training Jobs", 2020 (arXiv 2002.10105). A device's work is what its holders
+    have left to do. A job of at most `kappa` devices takes those with the least work; a wider one goes
+    through the servers in order of their total work, so that little of it has to cross the network.
+
+    There, jobs share a device as long as its memory lasts: that is `sharing: shared` here. With
+    exclusive devices all that are free have no work left, so the rule decides only between servers,
+    and first-declared devices serve narrow jobs. A wide job looks for a server that holds all of it
+    before it is split, in either case. The paper's second half, which lets transfers wait for
+    each other on the network, is no decision of a scheduler that hands out devices.
+
+    Never preempts. Work conserving; jobs that do not fit are passed over, so a wide long job may starve.
+    A job that states no duration counts as endless.
+    """
+
+    name = "lwf_kappa"
+    Options = LwfKappaOptions
+    options: LwfKappaOptions
+    needs = ("expected duration",)
+    optimizes = "mean turnaround, with little traffic between servers"
+    promises = ("work conserving",)
+
+    def rank(self, job: Job, progress: Progress) -> Any:
+        return (job.line, (expected(job) - progress.work_s) * job.gpus, job.submitted, job.id)
+
+    def plan(self, state: State) -> Plan:
+        cluster, draft = state.cluster, state.draft
+        exclusive = self.options.sharing == "exclusive"
+        if exclusive and not cluster.idle:
+            return draft.plan()
+        work = _Work(state)
+        heads = state.line.heads(cluster.idle if exclusive else None)
+        while heads:
+            _, _, job, group = heads[0]
+            devices = self._choose(job, cluster, work)
+            if devices:
+                draft.start(job, devices)
+                work.forget(devices)
+                following = group.head()
+                if following:
+                    heapreplace(heads, (*following, group))
+                    continue
+            heappop(heads)
+        return draft.plan()
+
+    def _choose(self, job: Job, cluster: Cluster, work: _Work) -> tuple[Device, ...]:
+        """The devices for the job; none if they are not there."""
+        narrow = job.gpus <= self.options.kappa
+        if narrow and (job.may_span_nodes or job.gpus == 1):
+            return self._anywhere(job, cluster, work)
+
+        def load(node: NodeState) -> float:
+            """Of the devices that a narrow job would get; of the whole server for a wide one."""
+            if not narrow:
+                return work.of(node)
+            return sum(map(work.on, self._offers(node, job, job.gpus, cluster, work)))
+
+        for node in sorted(self._nodes(job, job.gpus, cluster, work), key=load):
+            devices = self._offers(node, job, job.gpus, cluster, work)
+            if len(devices) == job.gpus:
+                return tuple(devices)
+        return self._split(job, cluster, work) if job.may_span_nodes else ()
+
+    def _anywhere(self, job: Job, cluster: Cluster, work: _Work) -> tuple[Device, ...]:
+        """The devices with the least work, wherever they are."""
+        idle = self._idle(job, cluster)
+        if len(idle) == job.gpus or self.options.sharing == "exclusive":
+            return idle if len(idle) == job.gpus else ()
+        nodes = self._nodes(job, 1, cluster, work)
+        every = (each for node in nodes for each in offered(node, job, len(node.devices), self.options))
+        devices = nsmallest(job.gpus, every, key=work.on)
+        return tuple(devices) if len(devices) == job.gpus else ()
+
+    def _idle(self, job: Job, cluster: Cluster) -> tuple[Device, ...]:
+        """The first devices that nobody holds: none can have less work."""
+        nodes = cluster.those(cluster.able(job).nodes & cluster.with_idle(1))
+        every = (each for node in nodes for each in offered(node, job, len(node.devices), self.options))
+        return tuple(islice((each for each in every if not cluster.devices[each.id].holders), job.gpus))
+
+    def _split(self, job: Job, cluster: Cluster, work: _Work) -> tuple[Device, ...]:
+        """Server by server, those with the least work first."""
+        found: list[Device] = []
+        for node in sorted(self._nodes(job, 1, cluster, work), key=work.of):
+            found += self._offers(node, job, job.gpus - len(found), cluster, work)
+            if len(found) == job.gpus:
+                return tuple(found)
+        return ()
+
+    def _nodes(self, job: Job, gpus: int, cluster: Cluster, work: _Work) -> Iterator[NodeState]:
+        """Surely all nodes that have so many devices for the job, perhaps a few more."""
+        nodes = candidates(job, gpus, cluster, self.options, EVERYWHERE)
+        return cluster.those(nodes if self.options.sharing == "exclusive" else nodes & work.room(job))
+
+    def _offers(self, node: NodeState, job: Job, gpus: int, cluster: Cluster, work: _Work) -> list[Device]:
+        """The node's devices that the job may have, at most so many, those with the least work first."""
+        pure = bool(cluster.able(job).pure & node.bit)
+        return nsmallest(gpus, offered(node, job, len(node.devices), self.options, pure), key=work.on)
+
+
+class _Work:
+    """How much is left to do on devices and servers, worked out where somebody asks."""
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+        self._on: dict[str, float] = {}
+        self._of: dict[str, float] = {}
+        self._room: dict[int, int] = {}
+
+    def on(self, device: Device) -> float:
+        """Seconds of work that the device's holders have left."""
+        found = self._on.get(device.id)
+        if found is None:
+            running, now = self._state.running, self._state.now
+            holders = [running[job_id] for job_id in self._state.cluster.devices[device.id].holders]
+            found = sum(max(0.0, expected(each.job) - each.work(now)) for each in holders)
+            self._on[device.id] = found
+        return found
+
+    def of(self, node: NodeState) -> float:
+        """The same, of all devices of a server together."""
+        found = self._of.get(node.name)
+        if found is None:
+            busy = (each.device for each in node.devices if each.holders)
+            found = self._of[node.name] = sum(map(self.on, busy))
+        return found
+
+    def room(self, job: Job) -> int:
+        """The nodes where some device had room for such a share when it was first asked for."""
+        found = self._room.get(job.memory_mb)
+        if found is None:
+            roomy = (node for node in self._state.cluster if any(each.fits(job) for each in node.devices))
+            found = self._room[job.memory_mb] = sum(node.bit for node in roomy)
+        return found
+
+    def forget(self, devices: Iterable[Device]) -> None:
+        """Somebody took these devices."""
+        for device in devices:
+            self._on.pop(device.id, None)
+            self._of.pop(device.node, None)

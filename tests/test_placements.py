@@ -1,0 +1,269 @@
+"""Which devices each placement chooses, and that all of them find a place whenever there is one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import replace
+from random import Random
+from typing import Any
+
+import pytest
+
+from gpu_flows.schedulers.cluster import Cluster
+from gpu_flows.schedulers.cluster_spec import declare
+from gpu_flows.schedulers.model import Device, Job, Node
+from gpu_flows.schedulers.placement import PLACEMENTS, PlacementOptions
+
+GB = 1024
+
+
+def cluster(spec: str, *busy: int) -> Cluster:
+    """With so many devices of the first node held by somebody, so many of the second, and so on."""
+    made = Cluster(declare(spec))
+    for node, count in zip(made, busy, strict=False):
+        for state in node.devices[:count]:
+            made.take(Job(f"holder of {state.device.id}"), (state.device,))
+    return made
+
+
+def find(placement: str, job: Job, on: Cluster, **options: Any) -> dict[str, list[int]]:
+    """node -> indices of the devices chosen there."""
+    devices = PlacementOptions(placement=placement, **options).place(job, on)
+    assert not devices or not on.objection(job, devices)
+    chosen: dict[str, list[int]] = {}
+    for device in devices:
+        chosen.setdefault(device.node, []).append(device.index)
+    return chosen
+
+
+@pytest.mark.parametrize(
+    ("placement", "node"),
+    [
+        ("first_fit", "node-1"),
+        ("pack", "node-2"),
+        ("best_fit", "node-2"),
+        ("topology", "node-2"),
+        ("spread", "node-3"),
+    ],
+)
+def test_one_node_is_chosen_by_what_is_idle(placement: str, node: str) -> None:
+    on = cluster("4x4", 1, 2, 0, 3)  # idle: 3, 2, 4, 1
+    assert list(find(placement, Job("a", gpus=2), on)) == [node]
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_a_job_that_fits_on_no_node_waits_or_spans_as_it_says(placement: str) -> None:
+    on = cluster("2x4", 2, 2)
+    assert find(placement, Job("a", gpus=3), on) == {}
+    spanning = find(placement, Job("b", gpus=3, may_span_nodes=True), on)
+    assert sum(map(len, spanning.values())) == 3
+    assert find(placement, Job("c", gpus=5, may_span_nodes=True), on) == {}
+
+
+def test_pack_spans_the_fewest_nodes_and_fills_the_last_gap() -> None:
+    on = cluster("5x4", 3, 3, 0, 2, 0)  # idle: 1, 1, 4, 2, 4
+    assert find("pack", Job("a", gpus=6, may_span_nodes=True), on) == {
+        "node-3": [0, 1, 2, 3],
+        "node-4": [2, 3],
+    }
+
+
+def test_best_fit_spans_the_remnants_of_many_nodes() -> None:
+    on = cluster("5x4", 3, 3, 0, 2, 0)
+    chosen = find("best_fit", Job("a", gpus=6, may_span_nodes=True), on)
+    assert chosen == {"node-1": [3], "node-2": [3], "node-4": [2, 3], "node-3": [0, 1]}
+
+
+def test_pack_prefers_one_rack_among_sets_of_as_few_nodes() -> None:
+    on = cluster("6x4@2", 0, 4, 1, 0, 0, 0)  # idle: 4 0 | 3 4 | 4 4
+    assert set(find("pack", Job("a", gpus=8, may_span_nodes=True), on)) == {"node-5", "node-6"}
+    # of two racks that will do, the fuller
+    assert set(find("pack", Job("b", gpus=7, may_span_nodes=True), on)) == {"node-3", "node-4"}
+
+
+def test_pack_leaves_a_rack_to_save_a_node_and_topology_does_not() -> None:
+    on = cluster("6x4@3", 2, 2, 2, 0, 4, 4)  # idle: 2 2 2 | 4 0 0
+    job = Job("a", gpus=6, may_span_nodes=True)
+    assert find("pack", job, on) == {"node-4": [0, 1, 2, 3], "node-1": [2, 3]}
+    assert set(find("topology", job, on)) == {"node-1", "node-2", "node-3"}
+
+
+def test_topology_takes_the_fullest_rack_that_suffices_else_the_fewest_racks() -> None:
+    on = cluster("8x4@2", 0, 0, 0, 2, 3, 3, 4, 3)  # idle: 8 | 6 | 2 | 1
+    assert set(find("topology", Job("a", gpus=6, may_span_nodes=True), on)) == {"node-3", "node-4"}
+    far = find("topology", Job("b", gpus=13, may_span_nodes=True), on)
+    assert {on.nodes[name].rack.name for name in far} == {"rack-1", "rack-2"}
+
+
+def test_shared_devices_are_packed_fitted_or_spread_by_their_free_memory() -> None:
+    on = cluster("3x2:A100:80")
+    for device, memory_gb in (("node-1-0", 30), ("node-2-0", 50), ("node-2-1", 20), ("node-3-0", 60)):
+        holder = Job(f"holder of {device}", memory_mb=memory_gb * GB)
+        on.take(holder, (on.devices[f"SIM-{device}"].device,))  # free: 50 80 | 30 60 | 20 80
+    job = Job("a", memory_mb=20 * GB)
+    assert find("pack", job, on, sharing="shared") == {"node-2": [0]}  # no idle device there
+    assert find("best_fit", job, on, sharing="shared") == {"node-3": [0]}  # nothing is left over
+    assert find("spread", job, on, sharing="shared") == {"node-1": [1]}  # the most room, on the emptiest node
+    assert find("spread", Job("b"), on, sharing="shared") == {"node-1": [1]}
+    assert find("best_fit", Job("c", gpus=2, memory_mb=55 * GB), on, sharing="shared") == {}
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_devices_too_busy_to_be_offered_are_passed_over(placement: str) -> None:
+    on = cluster("1x2:A100:80")
+    job = Job("a", memory_mb=10 * GB)
+    for index, state in enumerate(on.nodes["node-1"].devices):
+        on.take(Job(f"holder {index}", memory_mb=(40 - index) * GB), (state.device,))
+    for hot, cool in ((0, 1), (1, 0)):
+        for index, state in enumerate(on.nodes["node-1"].devices):
+            state.utilization = 95.0 if index == hot else 10.0
+        assert find(placement, job, on, sharing="shared") == {"node-1": [cool]}
+
+
+def test_nodes_without_processors_left_are_no_place() -> None:
+    nodes = [replace(node, cpus=8.0, ram_mb=64 * GB) for node in declare("3x4")]
+    for placement in PLACEMENTS:
+        on = Cluster(nodes)
+        on.take(Job("greedy", gpus=1, cpus=7.0), (on.nodes["node-1"].devices[0].device,))
+        on.take(Job("hungry", gpus=1, ram_mb=60 * GB), (on.nodes["node-2"].devices[0].device,))
+        assert list(find(placement, Job("a", cpus=2.0, ram_mb=8 * GB), on)) == ["node-3"]
+
+
+# -- whatever the cluster looks like ----------------------------------------------------------
+
+
+def mixed_nodes(random: Random) -> list[Node]:
+    """Racks of different nodes, some with devices of two models."""
+    nodes = []
+    for number in range(random.randint(1, 9)):
+        name = f"n{number}"
+        kinds = random.choice(([("V100", 16)], [("A100", 80)], [("V100", 16), ("A100", 80)]))
+        devices = tuple(
+            Device(f"{name}-{index}", name, index, model, memory_gb * GB)
+            for index in range(random.randint(1, 4))
+            for model, memory_gb in [kinds[index % len(kinds)]]
+        )
+        cpus = random.choice((0.0, 4.0, 16.0))
+        nodes.append(Node(name, devices, f"r{number // 3}", cpus))
+    return nodes
+
+
+def random_job(random: Random, name: str) -> Job:
+    return Job(
+        name,
+        gpus=random.choice((1, 1, 1, 2, 3, 6)),
+        memory_mb=random.choice((0, 0, 5, 10, 30)) * GB,
+        models=random.choice(((), (), ("A100",))),
+        may_span_nodes=random.random() < 0.4,
+        cpus=random.choice((0.0, 1.0, 3.0)),
+    )
+
+
+@pytest.mark.parametrize("sharing", ["exclusive", "shared"])
+def test_every_placement_finds_a_lawful_place_exactly_if_there_is_one(sharing: str) -> None:
+    found = 0
+    for seed in range(60):
+        random = Random(seed)
+        on = Cluster(mixed_nodes(random))
+        holders: list[Job] = []
+        for step in range(40):
+            job = random_job(random, f"{step}")
+            places = {
+                name: PlacementOptions.model_validate({"placement": name, "sharing": sharing}).place(job, on)
+                for name in PLACEMENTS
+            }
+            for name, devices in places.items():
+                assert bool(devices) == bool(places["first_fit"]), (seed, step, name, job)
+                assert not devices or not on.objection(job, devices), (seed, step, name, job)
+            devices = places[random.choice(list(places))]
+            if devices:
+                found += 1
+                on.take(job, devices)
+                holders.append(job)
+            if holders and random.random() < 0.4:
+                on.give_back(holders.pop(random.randrange(len(holders))))
+            if random.random() < 0.1:
+                on.set_health(random.choice(list(on.devices)), random.random() < 0.7)
+            if random.random() < 0.05:
+                on.set_node(random.choice(list(on.nodes)), random.random() < 0.7)
+    assert found > 500
+
+
+def test_only_nodes_of_the_set_are_used() -> None:
+    for placement in PLACEMENTS:
+        on = cluster("4x4@2", 0, 1, 2, 0)
+        among = on.mask(["node-2", "node-3"])
+        options = PlacementOptions(placement=placement)
+        for job in (Job("a", gpus=2), Job("b", gpus=5, may_span_nodes=True)):
+            devices = options.place(job, on, among=among)
+            assert {device.node for device in devices} <= {"node-2", "node-3"}
+            assert len(devices) == job.gpus
+
+
+# -- what the cluster keeps for them ----------------------------------------------------------
+
+
+def idle_in_racks(on: Cluster) -> dict[str, int]:
+    return {
+        name: sum(node.idle for node in on.those(rack.nodes) if node.up) for name, rack in on.racks.items()
+    }
+
+
+def test_the_cluster_knows_what_is_idle_in_each_rack_and_where_anything_changed() -> None:
+    random = Random(1)
+    on = Cluster(declare("12x4@4"))
+    holders: list[Job] = []
+    for number in range(300):
+        before, touched = on.moment, set[str]()
+        if holders and random.random() < 0.5:
+            job = holders.pop(random.randrange(len(holders)))
+            touched |= {device.node for device in on.held_by(job.id)}
+            on.give_back(job)
+        else:
+            job = Job(f"{number}", gpus=random.randint(1, 6), may_span_nodes=True)
+            devices = PlacementOptions(placement="any").place(job, on)
+            if devices:
+                on.take(job, devices)
+                holders.append(job)
+                touched |= {device.node for device in devices}
+        device = random.choice(list(on.devices.values())).device
+        if on.set_health(device.id, random.random() < 0.8):
+            touched.add(device.node)
+        if random.random() < 0.1:
+            on.set_node(f"node-{random.randint(1, 12)}", random.random() < 0.7)
+        assert {node.name for node in on.changed_since(before)} == touched
+        assert {name: rack.idle for name, rack in on.racks.items()} == idle_in_racks(on)
+    on.replace(declare("5x4@2"))
+    assert list(on.racks) == ["rack-1", "rack-2", "rack-3"]
+    assert {name: rack.idle for name, rack in on.racks.items()} == idle_in_racks(on)
+
+
+def test_nodes_come_apart_by_what_is_idle() -> None:
+    on = cluster("5x4", 4, 1, 0, 1, 2)
+    everywhere = on.mask(on.nodes)
+
+    def named(parts: Iterable[tuple[int, int]]) -> list[tuple[int, list[str]]]:
+        return [(idle, [node.name for node in on.those(nodes)]) for idle, nodes in parts]
+
+    assert named(on.by_idle(everywhere)) == [
+        (0, ["node-1"]),
+        (2, ["node-5"]),
+        (3, ["node-2", "node-4"]),
+        (4, ["node-3"]),
+    ]
+    assert named(on.by_idle(everywhere, 3)) == [(3, ["node-2", "node-4"]), (4, ["node-3"])]
+    assert on.by_idle(everywhere, 9) == []
+
+
+def test_ten_thousand_devices_cost_no_time_to_speak_of() -> None:
+    on = cluster("1250x8@10", *(number % 9 for number in range(1250)))
+    for placement in PLACEMENTS:
+        options = PlacementOptions(placement=placement)
+        for job in (Job("a"), Job("b", gpus=8), Job("c", gpus=20, may_span_nodes=True)):
+            options.place(job, on)
+            began = time.process_time()
+            for _ in range(100):
+                assert options.place(job, on)
+            # tens of microseconds as a rule; this much only on a machine that has other things to do
+            assert time.process_time() - began < 100 * 0.002, (placement, job)
