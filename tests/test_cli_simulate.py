@@ -13,7 +13,7 @@ import pytest
 from command_line.run import EVIL, Said, gpu_flows, gpu_flows_process, refused
 
 from gpu_flows.cli import simulate as module
-from gpu_flows.cli.study import _specs
+from gpu_flows.cli.inputs import _specs
 from gpu_flows.schedulers import policy as registry
 from gpu_flows.schedulers.model import Plan
 from gpu_flows.schedulers.policy import Policy, State
@@ -429,3 +429,24 @@ def test_compare_tries_every_policy_that_applies(trace: Path) -> None:
     assert names[0] == "fifo"
     assert {"fifo", "sjf", "srtf", "round_robin"} <= set(names)
     assert not {"edf", "afs_l", "ffdl"} & set(names)  # no deadlines here, and nothing elastic
+
+
+# The best there is
+
+
+def test_the_optimum_stands_beside_the_results_of_a_few_jobs(trace: Path) -> None:
+    [fifo] = simulate(trace, "--policy", "fifo", "--optimum", "--json").json
+    # Not preempting, the best is to let the short one and the small one go before the long one.
+    assert fifo["optimum_proven"] is True
+    assert fifo["lower_bound_turnaround_s"] <= fifo["optimum_turnaround_s"] < fifo["avg_turnaround_s"]
+    assert fifo["optimum_makespan_s"] == fifo["makespan_s"] == 220
+    assert "optimum" in simulate(trace, "--policy", "fifo", "--optimum").out
+    assert "Best possible without preemption" in simulate(trace, "--optimum", command="compare").out
+    [plain] = simulate(trace, "--policy", "fifo", "--json").json
+    assert plain["optimum_makespan_s"] is None
+
+
+def test_the_optimum_is_refused_where_it_cannot_be_found(trace: Path) -> None:
+    assert "leave those options out" in refused(simulate(trace, "--optimum", "--restart-seconds", "5"))
+    many = ("--workload", "poisson:jobs=16", "--cluster", "1x8", "--optimum")
+    assert "up to 15 jobs" in refused(gpu_flows("simulate", *many))

@@ -12,10 +12,11 @@ from rich.text import Text
 
 from gpu_flows.cli import parts
 from gpu_flows.cli.findings import blame, called, draw_caveats, draw_table, draw_troubles, shown
+from gpu_flows.cli.inputs import Inputs
 from gpu_flows.cli.parts import JsonOption
 from gpu_flows.cli.problem import BadInput, inert
 from gpu_flows.cli.simulate import conduct
-from gpu_flows.cli.study import Inputs, Study, asks
+from gpu_flows.cli.study import Study, asks
 
 # Metric -> its title, and whether more of it is better.
 METRICS = {
@@ -108,6 +109,11 @@ def _draw(
         value = shown(best, ranking[0][best])
         print()
         print(inert(f"{ranking[0]['policy']} has the best {METRICS[best][0]}: {value}."))
+    if baseline["optimum_makespan_s"] is not None:
+        print()
+        label = "Best possible" if baseline["optimum_proven"] else "Best schedule found"
+        span, turnaround = (shown("", baseline[f"optimum_{each}_s"]) for each in ("makespan", "turnaround"))
+        print(f"{label} without preemption: makespan {span}, turnaround {turnaround}.")
     draw_troubles(ranking)
     draw_caveats(ranking)
 

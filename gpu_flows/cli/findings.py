@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from gpu_flows.cli import parts
+from gpu_flows.cli.inputs import Choice, Inputs, best, jobs, limits
 from gpu_flows.cli.problem import Problem, inert
-from gpu_flows.cli.study import Choice, Inputs, jobs, limits
 from gpu_flows.schedulers.model import all_devices
 from gpu_flows.schedulers.simulation.summary import IMPOSSIBLE, UNFINISHED, Floats, Summary, Use
 from gpu_flows.schedulers.simulation.world import Tiers
@@ -45,7 +45,7 @@ class Outcome:
 
 def tell(found: Inputs, choice: Choice, outcome: Outcome) -> dict[str, Any]:
     """One policy as data: first the figures that everybody looks for, then the rest."""
-    study, limit = found.study, limits(found, choice.anywhere)
+    study, limit, optimum = found.study, limits(found, choice.anywhere), best(found, choice.anywhere)
     options = choice.make().options
     every = {
         **asdict(outcome.summary),
@@ -54,6 +54,9 @@ def tell(found: Inputs, choice: Choice, outcome: Outcome) -> dict[str, Any]:
         "wall_s": outcome.wall_s,
         "lower_bound_turnaround_s": limit.mean_turnaround_s,
         "lower_bound_why": [limit.why_makespan, limit.why_turnaround],
+        "optimum_makespan_s": optimum and optimum.makespan_s,
+        "optimum_turnaround_s": optimum and optimum.turnaround_s,
+        "optimum_proven": optimum and optimum.proven,
         "cpu_s": outcome.cpu_s,
         "cluster": study.cluster,
         "devices": len(all_devices(found.nodes)),
@@ -147,12 +150,25 @@ def draw(found: Inputs, told: Sequence[Mapping[str, Any]]) -> None:
         "wall_s": "took",
     }
     drawn = [[called(each), *(shown(key, each[key]) for key in titles if key != "policy")] for each in told]
-    for low in dict.fromkeys((e["lower_bound_makespan_s"], e["lower_bound_turnaround_s"]) for e in told):
-        best = {"policy": "lower bound", "makespan_s": low[0], "avg_turnaround_s": low[1]}
-        drawn.append([shown(key, best[key]) if key in best else "" for key in titles])
+    for figures in dict.fromkeys(_limits(each) for each in told):
+        for limit in filter(None, figures):
+            values = dict(zip(("policy", "makespan_s", "avg_turnaround_s"), limit, strict=True))
+            drawn.append([shown(key, values[key]) if key in values else "" for key in titles])
     draw_table(list(titles.values()), drawn)
     draw_troubles(told)
     draw_caveats(told)
+
+
+Limit = tuple[str, float, float]
+
+
+def _limits(each: Mapping[str, Any]) -> tuple[Limit, Limit | None]:
+    """What no policy can beat, and what none can beat that never preempts."""
+    bound = ("lower bound", each["lower_bound_makespan_s"], each["lower_bound_turnaround_s"])
+    if each["optimum_makespan_s"] is None:
+        return bound, None
+    label = "optimum" if each["optimum_proven"] else "best found"
+    return bound, (label, each["optimum_makespan_s"], each["optimum_turnaround_s"])
 
 
 def called(each: Mapping[str, Any]) -> str:

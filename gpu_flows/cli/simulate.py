@@ -26,9 +26,10 @@ from typing import Any
 from gpu_flows.analytics import charts
 from gpu_flows.cli import parts
 from gpu_flows.cli.findings import Outcome, Picture, blame, draw, tell
+from gpu_flows.cli.inputs import Choice, Inputs, jobs, read
 from gpu_flows.cli.parts import JsonOption
 from gpu_flows.cli.problem import BadInput, Problem, inert
-from gpu_flows.cli.study import Choice, Inputs, Study, asks, jobs, read
+from gpu_flows.cli.study import Study, asks
 from gpu_flows.schedulers.simulation.estimates import estimates
 from gpu_flows.schedulers.simulation.simulator import Simulation
 from gpu_flows.schedulers.simulation.simulator import simulate as run_simulation

@@ -1,0 +1,330 @@
+"""What a study means: its trace, its cluster, its world and its policies, read and checked."""
+
+from __future__ import annotations
+
+import json
+import re
+from ast import literal_eval
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any, get_args
+
+from gpu_flows.cli import parts
+from gpu_flows.cli.problem import BadInput
+from gpu_flows.cli.study import Study
+from gpu_flows.schedulers import cluster_spec
+from gpu_flows.schedulers.model import Node, all_devices
+from gpu_flows.schedulers.policy import Policy, make_policy, policies
+from gpu_flows.schedulers.simulation.bounds import Bounds, bounds
+from gpu_flows.schedulers.simulation.estimates import estimates
+from gpu_flows.schedulers.simulation.generators import generate
+from gpu_flows.schedulers.simulation.optimum import Objective, optimum
+from gpu_flows.schedulers.simulation.profiles import SCHEDULEARN, Profile
+from gpu_flows.schedulers.simulation.workload import Arrival, spanning
+from gpu_flows.schedulers.simulation.world import Tiers, World
+from gpu_flows.schedulers.traces import Trace, formats
+from gpu_flows.schedulers.traces import load as load_trace
+from gpu_flows.schedulers.traces.alibaba2023 import nodes as alibaba_nodes
+from gpu_flows.schedulers.traces.table import first_row
+
+MOST_FOR_OPTIMUM = 15  # jobs; more would take for ever
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A policy with its options, under the name that it was called by."""
+
+    label: str
+    name: str
+    options: Mapping[str, Any]
+
+    def make(self) -> Policy:
+        return make_policy(self.name, self.options)
+
+    @property
+    def anywhere(self) -> bool:
+        return self.options.get("placement") == "any"
+
+
+@dataclass(frozen=True, slots=True)
+class Best:
+    """Each by a schedule of its own. If not `proven`, there may be better ones still."""
+
+    makespan_s: float
+    turnaround_s: float
+    proven: bool
+
+
+@dataclass(frozen=True, eq=False)
+class Inputs:
+    """A study with everything read that it names."""
+
+    study: Study
+    trace: Trace
+    nodes: list[Node]
+    world: World
+    choices: list[Choice]
+
+
+def read(study: Study) -> Inputs:
+    """Raises BadInput."""
+    try:
+        estimates(study.estimates)
+        nodes = _nodes(study.cluster)
+        trace = _trace(study)
+        return Inputs(study, trace, nodes, _world(study, nodes), _choices(study, trace))
+    except ValueError as error:  # a TraceError, a PolicyError, or what else cannot be understood
+        raise BadInput(str(error)) from None
+
+
+@cache
+def jobs(found: Inputs, anywhere: bool) -> list[Arrival]:
+    """The workload, and who of it may span nodes: of those whom the trace would let, only they who cannot
+    do without, unless devices are taken anywhere or the study says otherwise."""
+    span = found.study.span
+    if span:
+        return spanning(found.trace.arrivals, wider_than=1)
+    largest = 0 if anywhere else max(len(node.devices) for node in found.nodes)
+    return [
+        replace(each, job=replace(each.job, may_span_nodes=False))
+        if each.job.may_span_nodes and (span is False or each.job.gpus <= largest)
+        else each
+        for each in found.trace.arrivals
+    ]
+
+
+@cache
+def limits(found: Inputs, anywhere: bool) -> Bounds:
+    """What no policy can beat."""
+    speed = None if found.world.profile == Profile() else found.world.profile.speed
+    return bounds(jobs(found, anywhere), found.nodes, speed)
+
+
+@cache
+def best(found: Inputs, anywhere: bool) -> Best | None:
+    """The best that is possible without preemption, if the study asks for it. Raises BadInput."""
+    if not found.study.optimum:
+        return None
+    arrivals = jobs(found, anywhere)
+    if len(arrivals) > MOST_FOR_OPTIMUM:
+        raise BadInput(
+            f"--optimum is for up to {MOST_FOR_OPTIMUM} jobs, not {len(arrivals):,}; see --limit. "
+            "The lower bound is there for any number."
+        )
+    if found.world != World(seed=found.world.seed, repair_s=found.world.repair_s):
+        raise BadInput("--optimum knows no profiles, costs or breakdowns; leave those options out.")
+    try:
+        span, turnaround = (optimum(arrivals, found.nodes, each) for each in get_args(Objective))
+    except (ValueError, ImportError, RuntimeError) as error:
+        raise BadInput(str(error)) from None
+    return Best(span.value, turnaround.value, span.proven and turnaround.proven)
+
+
+# -- policies ---------------------------------------------------------------------------------
+
+
+def _choices(study: Study, trace: Trace) -> list[Choice]:
+    known = policies()
+    chosen: dict[str, Choice] = {}
+    for spec in _specs(study.policy or "fifo"):
+        for label in _applicable(study, trace, known) if spec == "all" else [spec]:
+            if label in chosen:
+                raise BadInput(f"Policy {label!r} is asked for twice.")
+            chosen[label] = _choice(study, label, known)
+    return list(chosen.values())
+
+
+def _choice(study: Study, label: str, known: Mapping[str, type[Policy]]) -> Choice:
+    name, _, written = label.partition(":")
+    options = parts.assignments(_pieces(written), f"Policy {name!r}: option", parts.json_or_text)
+    takes = known[name].Options.model_fields if name in known else {}
+    for option in ("placement", "sharing", "seed"):
+        said = getattr(study, option)
+        if said and option in takes:
+            options.setdefault(option, said)
+    make_policy(name, options)
+    return Choice(label, name, options)
+
+
+def _applicable(study: Study, trace: Trace, known: Mapping[str, type[Policy]]) -> list[str]:
+    """The policies that find in this workload what they need to know; fifo first, to compare with."""
+    jobs = [arrival.job for arrival in trace.arrivals]
+    lacking = {
+        "expected duration": study.estimates == "stated" and not any(job.expected_s for job in jobs),
+        "deadline": all(job.deadline is None for job in jobs),
+        "user": not any(job.user for job in jobs),
+        "speed on more or fewer devices": all(job.least == job.most for job in jobs),
+    }
+    fine = [name for name, each in known.items() if not any(lacking.get(need) for need in each.needs)]
+    return sorted(fine, key=lambda name: name != "fifo")
+
+
+def _specs(typed: str) -> list[str]:
+    """`a,b:x=1,y=2,c` is three policies: a piece `y=2` belongs to the one before it."""
+    found: list[str] = []
+    for piece in _pieces(typed):
+        if found and "=" in piece and ":" not in piece.partition("=")[0]:
+            found[-1] += f",{piece}"
+        else:
+            found.append(piece)
+    return found
+
+
+def _pieces(typed: str) -> list[str]:
+    """What stands between commas, except for those within brackets."""
+    return [piece.strip() for piece in re.split(r",(?![^\[\]{}]*[\]}])", typed) if piece.strip()]
+
+
+# -- the cluster and its jobs -----------------------------------------------------------------
+
+
+def _nodes(cluster: str) -> list[Node]:
+    path = Path(cluster)
+    if path.suffix == ".csv":
+        return alibaba_nodes(path)
+    return _racks(path) if path.suffix in (".yaml", ".yml") else cluster_spec.declare(cluster)
+
+
+def _racks(path: Path) -> list[Node]:
+    """`racks: {NAME: SPEC, ...}`; nodes are numbered through."""
+    import yaml
+
+    try:
+        racks = yaml.safe_load(path.read_text(encoding="utf-8"))["racks"]
+        kinds = [(str(rack), kind) for rack, spec in racks.items() for kind in cluster_spec.parse(spec)]
+    except OSError as error:
+        raise BadInput(f"Cluster {path} cannot be read: {error.strerror}.") from None
+    except (yaml.YAMLError, TypeError, KeyError, AttributeError, UnicodeDecodeError):
+        raise BadInput(
+            f"Cluster {path} is not a list of racks.", "Write, for example: {racks: {left: 4x8:V100:32}}"
+        ) from None
+    names = [rack for rack, kind in kinds for _ in range(kind.nodes)]
+    built = cluster_spec.build(kind for _, kind in kinds)
+    return [replace(node, rack=rack) for node, rack in zip(built, names, strict=True)]
+
+
+def _trace(study: Study) -> Trace:
+    if bool(study.trace) == bool(study.workload):
+        raise BadInput("Which jobs?", "Give either --trace FILE or --workload SPEC.")
+    names = "since", "until", "sample", "limit", "scale_load"
+    cuts = {name: getattr(study, name) for name in names if getattr(study, name) is not None}
+    if study.trace is None:
+        if cuts:
+            raise BadInput(f"--{next(iter(cuts)).replace('_', '-')} is for traces; a workload has options.")
+        return Trace(study.workload, "made up", generate(study.workload, study.seed))
+    from gpu_flows.analytics import recorded
+
+    name, _, written = study.format.partition(":")
+    options: dict[str, Any] = parts.assignments(_pieces(written), f"Format {name!r}: option", str)
+    choices = {**cuts, "seed": study.seed}
+    if name == recorded.FORMAT or (not name and recorded.is_warehouse(study.trace)):
+        unknown = options.keys() - {"pool", "experiment"}
+        if unknown:
+            raise BadInput(
+                f"Format {recorded.FORMAT} has no option {min(unknown)!r}, but pool and experiment."
+            )
+        return recorded.load(study.trace, **options, **choices)
+    if _is_file(study.profile) and _counts_steps(study.trace, name):
+        options.setdefault("throughputs", study.profile)
+    return load_trace(study.trace, name or None, **options, **choices)
+
+
+def _is_file(profile: str) -> bool:
+    return profile not in ("none", "schedulearn")
+
+
+def _counts_steps(trace: Path, name: str) -> bool:
+    """Whether durations follow from a table of throughputs, as in Gavel's traces."""
+    gavel = formats()["gavel"]
+    return name == gavel.name or (not name and gavel.names(first_row(trace, gavel.delimiter)) is not None)
+
+
+# -- the world --------------------------------------------------------------------------------
+
+
+def _world(study: Study, nodes: Sequence[Node]) -> World:
+    return World(
+        profile=_profile(study, nodes),
+        tiers=_tiers(study.tier_slowdown),
+        interference=study.interference,
+        checkpoint_s=study.checkpoint_seconds,
+        restart_s=study.restart_seconds,
+        migration_s=study.migration_seconds,
+        checkpoint_every_s=study.checkpoint_every,
+        node_mtbf_s=3600 * study.node_mtbf_hours,
+        device_mtbf_s=3600 * study.device_mtbf_hours,
+        repair_s=3600 * study.repair_hours,
+        seed=study.seed,
+    )
+
+
+def _tiers(typed: str) -> Tiers:
+    try:
+        slowdowns = [float(each) for each in typed.split(",")] if typed else [1.0, 1.0]
+    except ValueError:
+        slowdowns = []
+    if len(slowdowns) != 2 or not all(1 <= each < float("inf") for each in slowdowns):
+        raise BadInput(f"--tier-slowdown {typed!r} is not two numbers of at least 1, such as 1.2,1.5.")
+    nodes, racks = slowdowns
+    return Tiers(nodes, racks)
+
+
+def _profile(study: Study, nodes: Sequence[Node]) -> Profile:
+    if study.profile == "schedulearn":
+        return SCHEDULEARN
+    if study.profile == "none":
+        return Profile()
+    names = {device.model.lower(): device.model for device in all_devices(nodes)}
+
+    def called(model: str) -> str:
+        """As the cluster calls it, whatever the case; a table of throughputs may know more models."""
+        return names.get(model.lower(), model.lower())
+
+    path = Path(study.profile)
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        ours = "throughput" in found
+        table = _table(found["throughput"], called) if ours else _gavel_table(found, called)
+        reference = called(found.get("reference", "") if ours else _reference(study.format))
+    except OSError as error:
+        raise BadInput(
+            f"Profile {path} cannot be read: {error.strerror}.", "Or: none, schedulearn."
+        ) from None
+    except (ValueError, TypeError, KeyError, AttributeError, SyntaxError):
+        raise BadInput(
+            f"Profile {path} is no table of throughputs.",
+            'Write {"reference": MODEL, "throughput": {KIND: {MODEL: {GPUS: RATE}}}}, or take Gavel\'s.',
+        ) from None
+    if reference not in {model for _, model in table}:
+        raise BadInput(
+            f"Profile {path} says nothing of {reference!r}, the model that durations are meant for."
+        )
+    return Profile(table, reference)
+
+
+Called = Callable[[str], str]
+
+
+def _table(found: Mapping[str, Any], called: Called) -> dict[tuple[str, str], dict[int, float]]:
+    return {
+        (kind, called(model)): {int(gpus): float(rate) for gpus, rate in row.items()}
+        for kind, models in found.items()
+        for model, row in models.items()
+    }
+
+
+def _gavel_table(found: Mapping[str, Any], called: Called) -> dict[tuple[str, str], dict[int, float]]:
+    """GPU model -> "('kind', GPUs)" -> with whom it shares the device -> steps a second; we want it alone."""
+    table: dict[tuple[str, str], dict[int, float]] = {}
+    for model, measured in found.items():
+        for job, rates in measured.items():
+            kind, gpus = literal_eval(job)
+            table.setdefault((kind, called(model)), {})[gpus] = rates["null"]  # 0: it does not fit there
+    return table
+
+
+def _reference(format: str) -> str:
+    written = parts.assignments(_pieces(format.partition(":")[2]), "--format", str)
+    return written.get("reference", str(formats()["gavel"].Options.model_fields["reference"].default))
