@@ -293,7 +293,8 @@ def test_jobs_span_nodes_only_if_they_must_unless_said(tmp_path: Path) -> None:
 
 
 def test_racks_come_from_a_yaml_file(trace: Path, tmp_path: Path) -> None:
-    racks = write(tmp_path / "c.yaml", "racks:", "  left: 1x1", "  right: 1x1:A100:80 + 1x1")
+    rows = ["racks:", "  - {name: left, gpus: 1}", "  - {name: right, nodes: 2, gpus: 1, model: A100}"]
+    racks = write(tmp_path / "c.yaml", *rows)
     wide = ["--trace", str(trace), "--cluster", str(racks), "--tier-slowdown", "1,2", "--json"]
     [told] = gpu_flows("simulate", *wide).json
     assert told["devices"] == 3

@@ -184,25 +184,7 @@ def _nodes(cluster: str) -> list[Node]:
     path = Path(cluster)
     if path.suffix == ".csv":
         return alibaba_nodes(path)
-    return _racks(path) if path.suffix in (".yaml", ".yml") else cluster_spec.declare(cluster)
-
-
-def _racks(path: Path) -> list[Node]:
-    """`racks: {NAME: SPEC, ...}`; nodes are numbered through."""
-    import yaml
-
-    try:
-        racks = yaml.safe_load(path.read_text(encoding="utf-8"))["racks"]
-        kinds = [(str(rack), kind) for rack, spec in racks.items() for kind in cluster_spec.parse(spec)]
-    except OSError as error:
-        raise BadInput(f"Cluster {path} cannot be read: {error.strerror}.") from None
-    except (yaml.YAMLError, TypeError, KeyError, AttributeError, UnicodeDecodeError):
-        raise BadInput(
-            f"Cluster {path} is not a list of racks.", "Write, for example: {racks: {left: 4x8:V100:32}}"
-        ) from None
-    names = [rack for rack, kind in kinds for _ in range(kind.nodes)]
-    built = cluster_spec.build(kind for _, kind in kinds)
-    return [replace(node, rack=rack) for node, rack in zip(built, names, strict=True)]
+    return cluster_spec.declare(cluster)
 
 
 def _trace(study: Study) -> Trace:
