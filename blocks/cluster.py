@@ -7,7 +7,7 @@ from typing import Literal
 from prefect.blocks.core import Block
 from pydantic import BaseModel, Field
 
-from gpu_flows.schedulers.cluster_spec import Kind, build, parse
+from gpu_flows.schedulers.cluster_spec import DEFAULT_RACK, Kind, build, parse
 from gpu_flows.schedulers.model import Node
 
 
@@ -22,6 +22,27 @@ class DeclaredNodes(BaseModel):
     memory_gb: float = Field(
         default=11, gt=0, le=4096, title="GPU memory (GB)", description="Memory of each device."
     )
+    rack: str = Field(
+        default=DEFAULT_RACK, title="Rack", description="The rack they stand in, for placement by topology."
+    )
+    rack_size: int = Field(
+        default=0, ge=0, title="Rack size", description="Nodes to a rack, if they fill several; 0 if one."
+    )
+
+    @classmethod
+    def of(cls, kind: Kind) -> DeclaredNodes:
+        return cls(
+            count=kind.nodes,
+            gpus=kind.gpus,
+            model=kind.model,
+            memory_gb=kind.memory_mb / 1024,
+            rack=kind.rack,
+            rack_size=kind.rack_size,
+        )
+
+    def kind(self) -> Kind:
+        memory_mb = round(1024 * self.memory_gb)
+        return Kind(self.count, self.gpus, self.model, memory_mb, self.rack_size, self.rack)
 
 
 class GpuCluster(Block):
@@ -59,14 +80,8 @@ class GpuCluster(Block):
 
     @classmethod
     def of(cls, spec: str) -> GpuCluster:
-        """From `NODESxGPUS[:MODEL[:MEM_GB]]`, several joined by `+`."""
-        nodes = [
-            DeclaredNodes(count=kind.nodes, gpus=kind.gpus, model=kind.model, memory_gb=kind.memory_mb / 1024)
-            for kind in parse(spec)
-        ]
-        return cls(devices="declared", nodes=nodes)
+        """From `NODESxGPUS[:MODEL[:MEM_GB]][@RACKSIZE]`, several joined by `+`, or a YAML file of racks."""
+        return cls(devices="declared", nodes=[DeclaredNodes.of(kind) for kind in parse(spec)])
 
     def declared_nodes(self) -> list[Node]:
-        return build(
-            Kind(kind.count, kind.gpus, kind.model, round(1024 * kind.memory_gb)) for kind in self.nodes
-        )
+        return build(nodes.kind() for nodes in self.nodes)

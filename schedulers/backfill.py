@@ -27,7 +27,6 @@ from gpu_flows.schedulers.placement import PlacementOptions
 from gpu_flows.schedulers.policy import State
 from gpu_flows.schedulers.serving import expected
 
-
 BLINK_S = 0.001  # no job takes less: one that is expected to end at once needs its devices all the same
 
 
@@ -209,37 +208,38 @@ class Forecast:
     # -- inside: space ------------------------------------------------------------------------
 
     def _choose(self, job: Job, free: int, start: float, end: float) -> int:
-        """As many of the free devices as the job asks for, kept for nobody while it would run: on one
-        node, or else, if it may span nodes, anywhere. A job that had to wait so far can fit only where
-        something ends just then, so no other nodes are looked at."""
+        """As many of the free devices as the job asks for, kept for nobody while it would run: all on
+        one node, unless it may span nodes. Of the possible choices, the one that leaves the most to
+        those who can start now. A job that had to wait so far can fit only on nodes where something
+        ends just then, so no others are looked at."""
         able = self._cluster.able(job).nodes
         fresh = self._map.nodes_of(self._freed[start] & ~self._idle | self._vacated.get(start, 0))
         if start == self._now:
             fresh |= self._cluster.with_idle(job.gpus)
-        nodes = [
-            node
-            for node in self._cluster.those(able & fresh)
-            if (free & self._map.on(node.name)).bit_count() >= job.gpus
-        ]
-        if not nodes and not job.may_span_nodes:
-            return 0
-        free &= ~self._kept(start, end)
-        for node in nodes:
-            here = free & self._map.on(node.name)
-            if here.bit_count() >= job.gpus and self._has_host_room(job, node, start, end):
-                return self._busy_first(here, job.gpus)
-        if not job.may_span_nodes:
+        places = [free & self._map.on(node.name) for node in self._cluster.those(able & fresh)]
+        places = [place for place in places if place.bit_count() >= job.gpus]
+        if job.may_span_nodes:
+            places.append(free)
+        if not places:
             return 0
         if job.cpus or job.ram_mb:
-            for node in self._cluster.those(able):
+            for node in self._cluster.those(able if job.may_span_nodes else able & fresh):
                 if not self._has_host_room(job, node, start, end):
                     free &= ~self._map.on(node.name)
-        return self._busy_first(free, job.gpus) if free.bit_count() >= job.gpus else 0
+        free &= ~self._kept(start, end)
+        choices = [self._latest(place & free, job.gpus) for place in places]
+        enough = [choice for choice in choices if choice.bit_count() == job.gpus]
+        now, idle = self._freed[self._now], self._idle
+        return min(
+            enough, key=lambda choice: ((choice & now).bit_count(), (choice & idle).bit_count()), default=0
+        )
 
-    def _busy_first(self, devices: int, count: int) -> int:
-        """So many of these devices. What is idle is left to those who can use it meanwhile."""
-        busy = _lowest(devices & ~self._idle, count)
-        return busy | _lowest(devices & self._idle, count - busy.bit_count())
+    def _latest(self, devices: int, count: int) -> int:
+        """So many of these devices, idle ones last; fewer if there are not enough."""
+        chosen, now = 0, self._freed[self._now]
+        for some in (devices & ~now, devices & now & ~self._idle, devices & self._idle):
+            chosen |= _lowest(some, count - chosen.bit_count())
+        return chosen
 
     def _best_for(self, job: Job) -> int:
         """Devices that can serve the job once endless jobs are gone: on the node with the most idle ones."""

@@ -38,7 +38,7 @@ class SharingOptions(Options):
 
 
 class Placement(ABC):
-    """Finds the devices. Stateless: the same question on the same cluster has the same answer."""
+    """Finds the devices. Knows nothing but the cluster, and at most what it learned of earlier jobs."""
 
     name: ClassVar[str]
 

