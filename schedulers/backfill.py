@@ -141,8 +141,7 @@ class Forecast:
         devices, end = options.place(job, self._cluster), self.end_of(job)
         if not devices or self.allows(job, devices, end):
             return devices
-        idle = self._idle & self._map.accepted(job, self._cluster)
-        devices = self._map.devices_in(self._choose(job, idle, self._now, end))
+        devices = self._map.devices_in(self._spare(job, end))
         return () if self._cluster.objection(job, devices) else devices  # who would yield is still there
 
     def devices_now(self, slot: Slot) -> tuple[Device, ...]:
@@ -181,12 +180,12 @@ class Forecast:
         return True
 
     def _earliest(self, job: Job) -> Slot | None:
-        """The first moment at which the job fits for as long as it takes. That is not before a shorter
-        job with the same ask fitted."""
+        """The first moment from which on the job fits for as long as it takes. That is later than now,
+        where it was tried, and not before a shorter job with the same ask fits."""
         accepted, takes = self._map.accepted(job, self._cluster), self.takes(job)
         known = self._floors.get(job.ask, ())
         floor = max((start for length, start in known if length <= takes), default=self._now)
-        free = index = 0
+        free, index = self._freed[self._now], 1
         while floor < math.inf and (index < len(self._moments) or self._look_further()):
             moment = self._moments[index]
             free |= self._freed[moment]
@@ -207,26 +206,31 @@ class Forecast:
 
     # -- inside: space ------------------------------------------------------------------------
 
-    def _choose(self, job: Job, free: int, start: float, end: float) -> int:
-        """As many of the free devices as the job asks for, kept for nobody while it would run: all on
-        one node, unless it may span nodes. Of the possible choices, the one that leaves the most to
-        those who can start now. A job that had to wait so far can fit only on nodes where something
-        ends just then, so no others are looked at."""
+    def _spare(self, job: Job, end: float) -> int:
+        """Idle devices for the job that are kept for nobody until then."""
         able = self._cluster.able(job).nodes
-        fresh = self._map.nodes_of(self._freed[start] & ~self._idle | self._vacated.get(start, 0))
-        if start == self._now:
-            fresh |= self._cluster.with_idle(job.gpus)
-        places = [free & self._map.on(node.name) for node in self._cluster.those(able & fresh)]
+        free = self._idle & self._map.accepted(job, self._cluster) & ~self._kept(self._now, end)
+        free &= ~self._crowded(job, able, self._now, end)
+        for node in self._cluster.those(able & self._cluster.with_idle(job.gpus)):
+            here = free & self._map.on(node.name)
+            if here.bit_count() >= job.gpus:
+                return _lowest(here, job.gpus)
+        return _lowest(free, job.gpus) if job.may_span_nodes and free.bit_count() >= job.gpus else 0
+
+    def _choose(self, job: Job, free: int, start: float, end: float) -> int:
+        """Devices for the job, of those free at the start, that are kept for nobody until the end. Of the
+        possible choices, the one that leaves the most to those who can start now. The job did not fit a
+        moment ago, so it does now only on nodes where something has just ended: no others are tried."""
+        fresh = self._map.nodes_of(self._freed[start] | self._vacated.get(start, 0))
+        nodes = fresh & self._cluster.able(job).nodes
+        places = [free & self._map.on(node.name) for node in self._cluster.those(nodes)]
         places = [place for place in places if place.bit_count() >= job.gpus]
         if job.may_span_nodes:
+            nodes = self._cluster.able(job).nodes
             places.append(free)
         if not places:
             return 0
-        if job.cpus or job.ram_mb:
-            for node in self._cluster.those(able if job.may_span_nodes else able & fresh):
-                if not self._has_host_room(job, node, start, end):
-                    free &= ~self._map.on(node.name)
-        free &= ~self._kept(start, end)
+        free &= ~self._kept(start, end) & ~self._crowded(job, nodes, start, end)
         choices = [self._latest(place & free, job.gpus) for place in places]
         enough = [choice for choice in choices if choice.bit_count() == job.gpus]
         now, idle = self._freed[self._now], self._idle
@@ -256,6 +260,7 @@ class Forecast:
 
     @cached_property
     def _broken(self) -> int:
+        """What is sick or on a node that is down."""
         return self._map.broken(self._cluster)
 
     def _usable(self, devices: tuple[Device, ...]) -> int:
@@ -266,6 +271,15 @@ class Forecast:
             for device in devices
             if device.id in known and known[device.id].healthy and nodes[device.node].up
         )
+
+    def _crowded(self, job: Job, nodes: int, start: float, end: float) -> int:
+        """The devices on those of the nodes that have too little beside them for the job."""
+        devices = 0
+        if job.cpus or job.ram_mb:
+            for node in self._cluster.those(nodes):
+                if not self._has_host_room(job, node, start, end):
+                    devices |= self._map.on(node.name)
+        return devices
 
     def _has_host_room(self, job: Job, node: NodeState, start: float, end: float) -> bool:
         """Whether the node's processors and memory will suffice all the time."""

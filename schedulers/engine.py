@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
+from traceback import walk_tb
 
 from gpu_flows.schedulers.cluster import Cluster
 from gpu_flows.schedulers.draft import BadMove, Draft
@@ -239,7 +241,9 @@ class Engine:
         draft.begin(now, policy.name)
         self._state.now = now
         plan = policy.plan(self._state)
-        if plan is not draft.answer or plan is None:  # made by hand: go through it move by move
+        if not isinstance(plan, Plan):
+            raise BadMove(f"plan returned {type(plan).__name__}, not a Plan; did it forget to?")
+        if plan is not draft.answer:  # made by hand: go through it move by move
             draft.undo()
             for stop in plan.preempts:
                 draft.preempt(stop.running.job.id)
@@ -251,9 +255,17 @@ class Engine:
         return plan
 
     def _put_aside(self, error: Exception) -> None:
-        self.policy_error = f"{type(error).__name__}: {error}"
+        self.policy_error = f"{type(error).__name__}: {error}{_whereabouts(error)}"
         self._serve_by(self._fallback)
 
     def _serve_by(self, policy: Policy) -> None:
         self._ladder.rank_by(policy.standing, self.running.values())
         self._line.rank_by(policy.rank, policy.group)
+
+
+def _whereabouts(error: Exception) -> str:
+    """The line in the policy's own file that led to the error, for whoever wrote it."""
+    for frame, line in walk_tb(error.__traceback__):
+        if frame.f_globals.get("__name__") != __name__:
+            return f" ({Path(frame.f_code.co_filename).name}, line {line})"
+    return ""

@@ -137,13 +137,24 @@ def make_policy(name: str, options: Mapping[str, Any] | None = None) -> Policy:
     """The policy of that name with these options, or a PolicyError that tells what is wrong."""
     known = _built_in() if name in _built_in() else policies()
     if name not in known:
-        raise PolicyError(f"There is no policy {name!r}. There are: {', '.join(known)}.")
+        raise PolicyError(_why_absent(name) or f"There is no policy {name!r}. There are: {', '.join(known)}.")
     try:
         return known[name](**dict(options or {}))
     except ValidationError as error:
         raise PolicyError(_explain(known[name], error)) from None
     except Exception as error:  # somebody else's policy may fail in any way it likes
         raise PolicyError(f"Policy {name!r} cannot be made: {type(error).__name__}: {error}") from error
+
+
+def _why_absent(name: str) -> str:
+    """A plugin of that name may be there and broken."""
+    for entry in entry_points(group=ENTRY_POINTS, name=name):
+        try:
+            entry.load()
+        except Exception as error:
+            return f"Policy {name!r} cannot be loaded: {type(error).__name__}: {error}"
+        return f"Policy {name!r} is not a subclass of Policy: {entry.value}"
+    return ""
 
 
 def _explain(policy: type[Policy], error: ValidationError) -> str:

@@ -6,7 +6,7 @@ is furthest from going away by itself:
 impossible   no node could ever hold it (the job is refused)
 no_devices   the pool has no usable devices at all
 unhealthy    it would fit, were sick devices and absent nodes back
-behind       devices it could use are free, but an older job is served first
+behind       devices it could use are free, but the policy serves another job first
 fragmented   enough devices are free, but not on one node
 capacity     the devices it needs are busy
 """
@@ -75,7 +75,8 @@ class Outlook:
                 "See `gpu-flows gpus` for each device's trouble.",
             )
         if self._enough:
-            return Reason("behind", f"{place}; {_free(total)}, but older jobs come first.")
+            whose = "the policy keeps it waiting" if position == 1 else "jobs before it come first"
+            return Reason("behind", f"{place}; {_free(total)}, but {whose}.")
         on_one_node = "" if job.may_span_nodes else " on one node"
         if total >= job.gpus:
             return Reason(

@@ -215,6 +215,13 @@ def test_every_possible_job_runs_in_arrival_order(policy: str) -> None:
     assert drain(engine) == [f"{number:02}" for number in range(40)]
 
 
+def test_a_policy_that_raises_is_told_where() -> None:
+    engine = Engine(declare("1x4"), Raises())
+    engine.submit(Job(id="a"))
+    assert [action.job.id for action in engine.tick(0) if isinstance(action, Start)] == ["a"]
+    assert engine.policy_error.startswith("RuntimeError: out of ideas (test_engine.py, line ")
+
+
 class Answers(Policy):
     """Answers whatever it was told to."""
 

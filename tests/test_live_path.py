@@ -48,7 +48,7 @@ def test_waiting_runs_say_why_and_start_in_order_as_devices_come_free(
     assert "1st in line, needs 4 GPUs on one node; 1 such is free" in waiting["state"]["message"]
     behind = pool.until(third, "AwaitingGPU")["state"]["message"]
     assert "2nd in line" in behind
-    assert "older jobs come first" in behind
+    assert "jobs before it come first" in behind
     for run in (first, second, third):
         pool.until(run, "Completed")
     started = eventually(

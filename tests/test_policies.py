@@ -189,6 +189,12 @@ sys.path.insert(0, {str(tmp_path)!r})
 assert make_policy("smallest", {{"sharing": "shared"}}).options.sharing == "shared"
 assert policies()["fifo"].__module__ == "gpu_flows.schedulers.policies.fifo"
 assert "broken" not in policies()
+try:
+    make_policy("broken")
+except ValueError as error:
+    assert "'broken' cannot be loaded: ModuleNotFoundError" in str(error), error
+else:
+    raise AssertionError
 """
     subprocess.run([sys.executable, "-c", script], check=True)
 

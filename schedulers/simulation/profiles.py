@@ -24,7 +24,8 @@ SCHEDULEARN_SECONDS: dict[str, dict[int, float]] = {
 
 @dataclass(frozen=True)
 class Profile:
-    """Throughputs by kind, model and number of devices. An empty model or kind stands for every other.
+    """Throughputs by kind, model and number of devices. An empty model or kind stands for every other;
+    on a model that nothing is said of, jobs run as on the reference model.
 
     Between measured numbers of devices throughput is interpolated; beyond the last one every further
     device adds as much as the last step did, which is never more than the first device gives.
@@ -44,10 +45,11 @@ class Profile:
         return _along(self._curve(kind, model), gpus)
 
     def _curve(self, kind: str, model: str) -> tuple[tuple[int, float], ...]:
-        for key in ((kind, model), (kind, ""), ("", model), ("", "")):
-            measured = self.throughput.get(key)
-            if measured:
-                return tuple(sorted(measured.items()))
+        for named in (kind, ""):  # never one model by its kind and another by all kinds: units may differ
+            for key in ((named, model), (named, ""), (named, self.reference)):
+                measured = self.throughput.get(key)
+                if measured:
+                    return tuple(sorted(measured.items()))
         return ((1, 1.0), (2, 2.0))
 
 
