@@ -69,6 +69,7 @@ class Forecast:
         self.slots: list[Slot] = []  # in the order in which they were promised
         self._vacated: dict[float, int] = {}  # when -> the devices whose slots end
         self._floors: dict[object, list[tuple[float, float]]] = {}  # ask -> how long, and not before when
+        self._takes: dict[str, float] = {}  # job id -> how long it would run
 
     def foreseen_by(self, earlier: Forecast) -> bool:
         """Whether all went as an earlier forecast said: then its slots are still the best there are."""
@@ -114,12 +115,15 @@ class Forecast:
         return bool(self._best_for(job))
 
     def takes(self, job: Job) -> float:
-        """How long the job would run, on the slowest devices that it accepts. One that ran for longer
-        than expected is expected to take as long again as it is late."""
-        left = abs(expected(job) - self._state.line.progress(job.id).work_s)
-        models = self._map.models(job, self._cluster)
-        slowest = min((self._state.speed(job, model, job.gpus) for model in models), default=1.0)
-        return max(left / slowest, BLINK_S) if slowest > 0 else math.inf
+        """How long the waiting job would run, on the slowest devices that it accepts. One that ran for
+        longer than expected is expected to take as long again as it is late."""
+        known = self._takes.get(job.id)
+        if known is None:
+            left = abs(expected(job) - self._state.line.progress(job.id).work_s)
+            models = self._map.models(job, self._cluster)
+            slowest = min((self._state.speed(job, model, job.gpus) for model in models), default=1.0)
+            known = self._takes[job.id] = max(left / slowest, BLINK_S) if slowest > 0 else math.inf
+        return known
 
     def end_of(self, job: Job) -> float:
         """When the waiting job would end, were it to start now."""
@@ -128,6 +132,10 @@ class Forecast:
     def is_brief(self, job: Job) -> bool:
         """Whether the job would end before anything is kept for somebody."""
         return not self._kept(self._now, self.end_of(job))
+
+    def has_spare(self, seconds: float) -> bool:
+        """Whether there are idle devices that are kept for nobody for so long."""
+        return bool(self._idle & ~self._kept(self._now, self._now + seconds))
 
     def allows(self, job: Job, devices: tuple[Device, ...], end: float) -> bool:
         """Whether the job may have these devices from now until then."""

@@ -115,7 +115,7 @@ class Cluster:
         self._at_least: list[int] = [0]  # [n]: the nodes that are up with n or more idle devices
         self._able: dict[object, Able] = {}
         self._sound: bool | None = None  # None: to be looked at
-        self._held: dict[str, tuple[Device, ...]] = {}
+        self._held: dict[str, tuple[Job, tuple[Device, ...]]] = {}
         self.replace(nodes)
 
     def __iter__(self) -> Iterator[NodeState]:
@@ -144,12 +144,14 @@ class Cluster:
             if node.name in old_nodes:
                 old = old_nodes[node.name]
                 new.up, new.detail = old.up, old.detail
-                new.free_cpus -= old.node.cpus - old.free_cpus
-                new.free_ram_mb -= old.node.ram_mb - old.free_ram_mb
         for device_id, state in before.items():
             if device_id not in self.devices and state.holders:
                 state.healthy, state.detail = False, ABSENT
                 self.devices[device_id] = state
+        for job, devices in list(self._held.values()):  # a device may have come to another node
+            held = tuple(self.devices[device.id].device for device in devices)
+            self._held[job.id] = (job, held)
+            self._charge_hosts(job, held, 1)
         self._able.clear()
         self._count()
 
@@ -244,7 +246,7 @@ class Cluster:
         if job.id in self._held:
             raise ValueError(f"job {job.id} holds devices already")
         for device in devices:
-            state = self.devices[device.id]
+            state = self.devices.get(device.id) or self.remember(device)
             if not state.holders and state.healthy:
                 node = self.nodes.get(device.node)
                 if node is not None:
@@ -253,15 +255,12 @@ class Cluster:
             state.holders[job.id] = share
             state.whole = not job.memory_mb
             state.free_mb -= share
-        self._held[job.id] = devices
+        self._held[job.id] = (job, devices)
         self._note_change(devices)
-        if job.cpus or job.ram_mb:
-            for name in {device.node for device in devices} & self.nodes.keys():
-                self.nodes[name].free_cpus -= job.cpus
-                self.nodes[name].free_ram_mb -= job.ram_mb
+        self._charge_hosts(job, devices, 1)
 
     def give_back(self, job: Job) -> None:
-        devices = self._held.pop(job.id, ())
+        _, devices = self._held.pop(job.id, (job, ()))
         for device in devices:
             state = self.devices[device.id]
             state.free_mb += state.holders.pop(job.id)
@@ -273,10 +272,14 @@ class Cluster:
             elif node is not None and state.healthy:
                 self._set_idle(node, node.idle + 1)
         self._note_change(devices)
+        self._charge_hosts(job, devices, -1)
+
+    def _charge_hosts(self, job: Job, devices: tuple[Device, ...], times: int) -> None:
+        """Processors and memory beside the devices, on each node that the job is on."""
         if job.cpus or job.ram_mb:
             for name in {device.node for device in devices} & self.nodes.keys():
-                self.nodes[name].free_cpus += job.cpus
-                self.nodes[name].free_ram_mb += job.ram_mb
+                self.nodes[name].free_cpus -= times * job.cpus
+                self.nodes[name].free_ram_mb -= times * job.ram_mb
 
     # -- questions ----------------------------------------------------------------------------
 
@@ -303,8 +306,9 @@ class Cluster:
         return found
 
     def could_hold(self, job: Job) -> bool:
-        """Whether an empty, healthy cluster could ever serve the job."""
-        return self.able(job).most >= job.least
+        """Whether an empty, healthy cluster could ever serve the job with all it asks for. An elastic
+        job may do with less, but not under every policy."""
+        return self.able(job).most >= job.gpus
 
     @property
     def is_sound(self) -> bool:
@@ -351,9 +355,6 @@ class Cluster:
             if name in self.nodes:
                 found |= self.nodes[name].bit
         return found
-
-    def held_by(self, job_id: str) -> tuple[Device, ...]:
-        return self._held.get(job_id, ())
 
 
 def _carry_over(old: DeviceState, new: DeviceState) -> None:

@@ -31,6 +31,7 @@ class Draft:
         self.answer: Plan | None = None  # what `plan` last made of the moves
         self._preempted = False
         self._taken: dict[str, tuple[Device, ...]] = {}  # from whom, in this plan
+        self._fresh: set[str] = set()  # whom this plan started
         self.begin(0.0, "")
 
     def begin(self, now: float, policy: str) -> None:
@@ -38,6 +39,7 @@ class Draft:
         self.now, self._policy = now, policy
         self._moves.clear()
         self._taken.clear()
+        self._fresh.clear()
         self.answer, self._preempted = None, False
 
     def start(self, job: Job, devices: tuple[Device, ...]) -> None:
@@ -52,8 +54,9 @@ class Draft:
         now = self.now
         running = Running(job, devices, now, before.attempts + 1, self._policy, before, 1.0, now)
         self._running[job.id] = running
-        self._ladder.add(running)
         self._moves.append((running, None))
+        self._fresh.add(job.id)
+        self._ladder.add(running)  # asks the policy, and may fail: then the move can be undone
 
     def preempt(self, job_id: str) -> None:
         """Take the job's devices away; it waits again, with what it has behind it."""
@@ -62,11 +65,13 @@ class Draft:
             raise BadMove(f"job {job_id} is not running")
         if not self._can_preempt:
             raise BadMove(f"job {job_id} cannot be preempted here")
-        progress = running.progress(self.now)
+        # Who was started by this very plan never ran.
+        progress = running.before if job_id in self._fresh else running.progress(self.now)
+        self._line.add(running.job, progress)  # asks the policy, and may fail: then nothing has happened
         del self._running[job_id]
         self._ladder.remove(job_id)
         self._cluster.give_back(running.job)
-        self._line.add(running.job, progress)
+        self._fresh.discard(job_id)
         self._moves.append((running, progress))
         self._preempted = True
         self._taken.setdefault(job_id, running.devices)
@@ -83,17 +88,20 @@ class Draft:
     def undo(self, mark: int = 0) -> None:
         """Take back every move made after the mark, the last one first."""
         while len(self._moves) > mark:
-            running, progress = self._moves.pop()
+            running, progress = self._moves[-1]
             job = running.job
             if progress is None:
+                self._line.add(job, running.before)
                 del self._running[job.id]
                 self._ladder.remove(job.id)
                 self._cluster.give_back(job)
-                self._line.add(job, running.before)
+                self._fresh.discard(job.id)
+                self._moves.pop()
             else:
                 self._line.remove(job.id)
                 self._cluster.take(job, running.devices)
                 self._running[job.id] = running
+                self._moves.pop()
                 self._ladder.add(running)
 
     def plan(self, wake_at: float | None = None) -> Plan:

@@ -294,7 +294,7 @@ class _Resize:
             usable = [device for device in running.devices if is_usable(self.state, device)]
             usable.sort(key=lambda device: -crowd[device.node])
             kept = tuple(usable[:share])
-            if share and not self.cluster.objection(running.job, kept):
+            if share and self.options.may_have(running.job, kept, self.cluster):
                 self.draft.start(running.job, kept)
 
     def _serve(self, strict: bool) -> None:
@@ -346,7 +346,7 @@ class _Resize:
         """So many devices for a job that holds none: those it had, others beside them, or any."""
         former = self.before.get(job.id)
         if former:
-            if len(former.devices) == count and not self.cluster.objection(job, former.devices):
+            if len(former.devices) == count and self.options.may_have(job, former.devices, self.cluster):
                 return former.devices
             near = self._near(job, count, self.cluster.mask(former.nodes))
             if near:
@@ -409,7 +409,7 @@ class _Resize:
             mark = self.draft.mark
             if running:
                 self.draft.preempt(job_id)
-            if self.cluster.objection(former.job, former.devices):
+            if not self.options.may_have(former.job, former.devices, self.cluster):
                 self.draft.undo(mark)
             else:
                 self.draft.start(former.job, former.devices)

@@ -95,16 +95,14 @@ class Engine:
         running = self.running[job_id]
         running.since = running.rated = now
         running.attempt = attempt
-        self._ladder.remove(job_id)
-        self._ladder.add(running)
+        self._stand(running)
 
     def paced(self, job_id: str, now: float, rate: float, pause_s: float = 0.0) -> None:
         """A running job works at this rate from now on, after a pause in which it gets nothing done."""
         running = self.running[job_id]
         running.worked_s = running.work(now) - running.before.work_s
         running.rate, running.rated = rate, now + pause_s
-        self._ladder.remove(job_id)
-        self._ladder.add(running)
+        self._stand(running)
 
     def ended(self, job_id: str) -> None:
         """A job let go of its devices: finished, failed, or never came to run."""
@@ -114,24 +112,25 @@ class Engine:
             self.cluster.give_back(running.job)
             self._changed = True
 
-    def requeue(self, job_id: str, progress: Progress = NO_PROGRESS) -> None:
-        """A job lost its devices but still wants to run, with this much of it done."""
+    def requeue(self, job_id: str, progress: Progress | None = None) -> None:
+        """A job lost its devices but still wants to run, with this much of it done; if nothing is
+        said, with what it had before."""
         running = self.running.get(job_id)
         if running:
             self.ended(job_id)
-            self.submit(running.job, progress)
+            self.submit(running.job, running.before if progress is None else progress)
 
     def adopt(self, job: Job, devices: tuple[Device, ...], since: float, attempt: int) -> bool:
         """A job is found running already, on devices that may be sick or no longer declared.
-        False if another job was promised them meanwhile."""
+        False if another job was promised them meanwhile, or it is known to run."""
         states = [self.cluster.remember(device) for device in devices]
-        if not all(state.has_room(job) for state in states):
+        if job.id in self.running or not all(state.has_room(job) for state in states):
             return False
         self.withdraw(job.id)
         held = tuple(state.device for state in states)
         self.cluster.take(job, held)
         self.running[job.id] = running = Running(job, held, since, attempt, self.policy.name, rated=since)
-        self._ladder.add(running)
+        self._stand(running)
         return True
 
     def swap(self, policy: Policy) -> None:
@@ -253,6 +252,14 @@ class Engine:
         if plan.wake_at is not None and plan.wake_at <= now:
             raise BadMove(f"asks at {now} to be called again at {plan.wake_at}, which is no later")
         return plan
+
+    def _stand(self, running: Running) -> None:
+        """Its place among the running jobs, anew."""
+        try:
+            self._ladder.remove(running.job.id)
+            self._ladder.add(running)
+        except Exception as error:  # the policy's idea of an order
+            self._put_aside(error)
 
     def _put_aside(self, error: Exception) -> None:
         self.policy_error = f"{type(error).__name__}: {error}{_whereabouts(error)}"

@@ -44,6 +44,11 @@ class Group:
             heappop(heap)
         return None
 
+    def drop_stale(self) -> None:
+        """Forget the entries of those who left, before they surface."""
+        self.heap = [entry for entry in self.heap if self._entries.get(entry[2].id) is entry]
+        heapify(self.heap)
+
     def in_order(self) -> Iterator[Entry]:
         """All of them, one after the other, at the price of those looked at. Nobody may join meanwhile."""
         heap = self.heap
@@ -80,8 +85,11 @@ class Line:
         group = self._groups.get(key)
         if group is None:
             group = self._groups[key] = Group(key, job.least, self._entries)
-        entry = self._entries[job.id] = (self._rank(job, progress), next(self._numbers), job)
+        entry = (self._rank(job, progress), next(self._numbers), job)
+        if len(group.heap) > 64 + 2 * len(self._entries):
+            group.drop_stale()
         heappush(group.heap, entry)
+        self._entries[job.id] = entry
         if progress is not NO_PROGRESS:
             self._progress[job.id] = progress
         self._sorted = None

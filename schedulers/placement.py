@@ -47,7 +47,11 @@ class PlacementOptions(SharingOptions):
         self, job: Job, cluster: Cluster, gpus: int | None = None, among: int = EVERYWHERE
     ) -> tuple[Device, ...]:
         """The devices for the job, as many as it asks for unless told otherwise; none if they are
-        not there. An elastic job that asks for more than there could ever be gets what there is."""
-        if gpus is None:
-            gpus = job.gpus if job.gpus == job.least else min(job.gpus, cluster.able(job).most)
-        return PLACEMENTS[self.placement].find(job, gpus, cluster, self, among)
+        not there."""
+        return PLACEMENTS[self.placement].find(job, job.gpus if gpus is None else gpus, cluster, self, among)
+
+    def may_have(self, job: Job, devices: tuple[Device, ...], cluster: Cluster) -> bool:
+        """Whether exactly these devices are on offer to the job."""
+        if cluster.objection(job, devices):
+            return False
+        return self.sharing == "shared" or not any(cluster.devices[device.id].holders for device in devices)

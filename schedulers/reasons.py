@@ -23,6 +23,12 @@ def impossible(job: Job, cluster: Cluster) -> Reason | None:
         return None
     accepted = [sum(job.accepts(state.device) for state in node.devices) for node in cluster.nodes.values()]
     largest, total = max(accepted), sum(accepted)
+    if (total if job.may_span_nodes else largest) >= job.gpus:
+        return Reason(
+            "impossible",
+            f"No node with such devices has {_host(job)} for it.",
+            "Ask for less beside the devices.",
+        )
     if not total:
         return Reason(
             "impossible",
@@ -48,7 +54,12 @@ class Outlook:
     def __init__(self, job: Job, cluster: Cluster) -> None:
         self._job = job
         self._refusal = impossible(job, cluster)
-        free = [sum(1 for s in node.devices if s.fits(job) and job.accepts(s.device)) for node in cluster]
+        free = [
+            sum(1 for s in node.devices if s.fits(job) and job.accepts(s.device))
+            if node.has_host_room(job)
+            else 0
+            for node in cluster
+        ]
         usable = [sum(1 for s in node.devices if s.healthy and job.accepts(s.device)) for node in cluster]
         together = sum if job.may_span_nodes else max
         self._best, self._total = max(free, default=0), sum(free)
@@ -97,6 +108,11 @@ def wants(job: Job) -> str:
     if job.nodes:
         text += f" on {' or '.join(job.nodes)}"
     return text
+
+
+def _host(job: Job) -> str:
+    asked = [f"{job.cpus:g} processors"] if job.cpus else []
+    return " and ".join([*asked, *([f"{job.ram_mb / 1024:.3g} GB of memory"] if job.ram_mb else [])])
 
 
 def ordinal(number: int) -> str:

@@ -8,9 +8,11 @@ jobs wait.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from heapq import heapify, heappop, heapreplace
 from typing import Any
 
+from gpu_flows.schedulers.cluster import NodeState
 from gpu_flows.schedulers.model import Device, Job, Running
 from gpu_flows.schedulers.placement import PlacementOptions
 from gpu_flows.schedulers.policy import State
@@ -21,8 +23,12 @@ def expected(job: Job) -> float:
     return math.inf if job.expected_s is None else job.expected_s
 
 
-def serve(state: State, options: PlacementOptions, strict: bool = False) -> None:
-    """Start waiting jobs in order where they fit. Strict: the first that does not fit ends the walk."""
+Place = Callable[[Job], tuple[Device, ...]]
+
+
+def serve(state: State, options: PlacementOptions, strict: bool = False, place: Place | None = None) -> None:
+    """Start waiting jobs in order where they fit. Strict: the first that does not fit ends the walk.
+    `place` finds the devices, if it is not the placement of the options that does."""
     cluster, draft = state.cluster, state.draft
     exclusive = options.sharing == "exclusive"
     if exclusive and not cluster.idle:
@@ -30,7 +36,7 @@ def serve(state: State, options: PlacementOptions, strict: bool = False) -> None
     heads = state.line.heads(None if strict or not exclusive else cluster.idle)
     while heads:
         _, _, job, group = heads[0]
-        devices = options.place(job, cluster)
+        devices = place(job) if place else options.place(job, cluster)
         if devices:
             draft.start(job, devices)
             if exclusive and not cluster.idle:
@@ -55,22 +61,22 @@ def serve_by_rank(state: State, options: PlacementOptions) -> None:
     if not state.can_preempt or options.sharing == "shared":
         return serve(state, options)
     cluster, draft, line = state.cluster, state.draft, state.line
+    served: Any = None  # the last for whom room was made; those before it had their chance
     heads = line.heads()
     while heads:
         rank, _, job, group = heads[0]
-        if cluster.idle < job.gpus and not _somebody_behind(state, rank):
+        if cluster.idle < job.gpus and not somebody_behind(state, rank):
             heads = [head for head in heads if head[2].gpus <= cluster.idle]  # nobody yields any more
             heapify(heads)
             if not heads:
                 return
             rank, _, job, group = heads[0]
-        devices = _former_place(state, job) or options.place(job, cluster)
+        devices = _former_place(state, options, job) or options.place(job, cluster)
         if devices:
             draft.start(job, devices)
-        elif _made_room(state, options, rank, job):
-            # Those who yielded may fit elsewhere, and so may others of their kind.
-            heads = [head for head in line.heads() if head[0] > rank]
-            heapify(heads)
+        elif (served is None or rank > served) and make_room(state, options, rank, job):
+            served = rank
+            heads = line.heads()  # those who yielded, or others, may fit into what is left over
             continue
         else:
             heappop(heads)
@@ -82,18 +88,18 @@ def serve_by_rank(state: State, options: PlacementOptions) -> None:
             heappop(heads)
 
 
-def _former_place(state: State, job: Job) -> tuple[Device, ...]:
+def _former_place(state: State, options: PlacementOptions, job: Job) -> tuple[Device, ...]:
     """Where the job ran until this plan stopped it, if nobody took that meanwhile: it need not move."""
     devices = state.draft.former(job.id)
-    return devices if devices and not state.cluster.objection(job, devices) else ()
+    return devices if devices and options.may_have(job, devices, state.cluster) else ()
 
 
-def _somebody_behind(state: State, rank: Any) -> bool:
+def somebody_behind(state: State, rank: Any) -> bool:
     last = next(state.ladder.last_first(state.now), None)
     return last is not None and last[0] > rank
 
 
-def _made_room(state: State, options: PlacementOptions, rank: Any, job: Job) -> bool:
+def make_room(state: State, options: PlacementOptions, rank: Any, job: Job) -> bool:
     """Start the job in the place of running ones that stand behind this rank, if that is possible."""
     draft, mark = state.draft, state.draft.mark
     for victim in _victims(state, rank, job, options.placement == "any"):
@@ -116,8 +122,9 @@ def _victims(state: State, rank: Any, job: Job, anywhere: bool) -> list[Running]
     cluster = state.cluster
     wanted, by_node = job.gpus, not (anywhere and job.may_span_nodes)
     able = cluster.able(job)
-    everywhere = cluster.idle
-    freed: dict[str, float] = {}  # what a node would have
+    needs_host = bool(job.cpus or job.ram_mb)
+    everywhere = sum(_idle(node, job, state) for node in cluster) if _is_picky(job) else cluster.idle
+    has: dict[str, float] = {}  # what a node would have
     met: dict[str, list[tuple[int, Running]]] = {}
     for standing, running in state.ladder.last_first(state.now):
         if standing <= rank:
@@ -126,26 +133,48 @@ def _victims(state: State, rank: Any, job: Job, anywhere: bool) -> list[Running]
         for name, count in counts.items() if by_node else ():
             if name in met:
                 met[name].append((count, running))
-                freed[name] += count
+                has[name] += count
             else:
                 node = cluster.nodes[name]
                 met[name] = [(count, running)]
-                freed[name] = (node.idle + count) if able.nodes & node.bit else -math.inf
-            if freed[name] >= wanted:
-                return _leavers(met[name], freed[name] - wanted)
+                has[name] = (_idle(node, job, state) + count) if able.nodes & node.bit else -math.inf
+            if has[name] >= wanted:
+                if not needs_host:
+                    return _leavers(met[name], has[name] - wanted)
+                if _host_has_room(cluster.nodes[name], job, met[name]):
+                    return [victim for _, victim in met[name]]
         if job.may_span_nodes and counts:
             met.setdefault("", []).append((sum(counts.values()), running))
             everywhere += sum(counts.values())
-            if everywhere >= job.gpus:
-                return _leavers(met[""], everywhere - job.gpus)
-    return []
+            if everywhere >= wanted and not needs_host:
+                return _leavers(met[""], everywhere - wanted)
+    return [victim for _, victim in met.get("", [])] if everywhere >= wanted else []
+
+
+def _is_picky(job: Job) -> bool:
+    """Whether there may be devices that it does not accept."""
+    return bool(job.nodes or job.models or job.memory_mb)
+
+
+def _idle(node: NodeState, job: Job, state: State) -> int:
+    """How many idle devices of the node the job accepts."""
+    if not node.idle or not _is_picky(job) or state.cluster.able(job).pure & node.bit:
+        return node.idle
+    return sum(1 for each in node.devices if each.healthy and not each.holders and job.accepts(each.device))
+
+
+def _host_has_room(node: NodeState, job: Job, met: list[tuple[int, Running]]) -> bool:
+    """Whether processors and memory beside the devices would suffice, were all of them gone."""
+    cpus = node.free_cpus + sum(running.job.cpus for _, running in met)
+    ram_mb = node.free_ram_mb + sum(running.job.ram_mb for _, running in met)
+    return (not node.node.cpus or job.cpus <= cpus + 1e-9) and (not node.node.ram_mb or job.ram_mb <= ram_mb)
 
 
 def _useful(job: Job, running: Running, state: State) -> dict[str, int]:
     """How many devices on which nodes the job would gain, were this one stopped."""
     cluster = state.cluster
     nodes, devices = cluster.nodes, cluster.devices
-    if cluster.is_sound and not (job.nodes or job.models or job.memory_mb):
+    if cluster.is_sound and not _is_picky(job):
         return running.by_node
     counts: dict[str, int] = {}
     for device in running.devices:

@@ -24,7 +24,7 @@ from gpu_flows.schedulers.simulation.simulator import simulate
 from gpu_flows.schedulers.simulation.workload import Arrival
 from tests.workloads import workloads
 
-quick = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+quick = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 def run(policy: str, arrivals: list[Arrival], nodes: list[Node], **options: object) -> dict[str, float]:

@@ -6,17 +6,21 @@ import csv
 import json
 import os
 import xml.dom.minidom
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from command_line.run import EVIL, Said, gpu_flows, gpu_flows_process, refused
 
+from gpu_flows.cli import inputs
 from gpu_flows.cli import simulate as module
 from gpu_flows.cli.inputs import _specs
 from gpu_flows.schedulers import policy as registry
 from gpu_flows.schedulers.model import Plan
 from gpu_flows.schedulers.policy import Policy, State
+from gpu_flows.schedulers.simulation.optimum import Optimum
+from gpu_flows.schedulers.simulation.optimum import optimum as real_optimum
 from gpu_flows.schedulers.simulation.simulator import simulate as real_simulation
 
 pytest_plugins = ["command_line.fixtures"]
@@ -99,6 +103,12 @@ def test_the_table_shows_policies_bound_and_what_it_does_not_show(trace: Path) -
     assert lines[5].split()[:3] == ["lower", "bound", "220.0"]
     assert "What this does not show" in lines
     assert "- srtf: Stopping and moving jobs costs nothing; see --restart-seconds" in said.out
+
+
+def test_policies_may_be_asked_for_one_by_one(trace: Path) -> None:
+    words = ["--policy", "fifo", "--policies", "sjf,srtf", "--policy", "fifo:skip=true,placement=best_fit"]
+    told = simulate(trace, *words, "--json").json
+    assert [each["policy"] for each in told] == ["fifo", "sjf", "srtf", "fifo:skip=true,placement=best_fit"]
 
 
 def test_the_policy_is_fifo_unless_said(trace: Path) -> None:
@@ -192,9 +202,18 @@ def test_a_policy_that_fails_is_said_and_marked(trace: Path, monkeypatch: pytest
     assert said.code == 1
     assert "Policy broken failed: RuntimeError: oh no" in said.err
     fine, broken = said.json
-    assert broken["policy_error"] == "RuntimeError: oh no"
+    assert broken["policy_error"].startswith("RuntimeError: oh no")
     assert broken["avg_turnaround_s"] == fine["avg_turnaround_s"]
     assert "these figures are not its own" in broken["caveats"][0]
+
+    words = ["--policy", "srtf,broken"]
+    drawn = simulate(trace, *words, command="compare").out.splitlines()
+    row = next(line for line in drawn if line.startswith("broken (failed)"))
+    assert row.count("%") == 1  # its utilization
+    compared = simulate(trace, *words, "--json", command="compare").json["policies"][1]
+    assert {*compared["change"].values(), *compared["above_bound"].values()} == {None}
+    alone = simulate(trace, "--policy", "broken", "--best", "makespan_s", "--json", command="compare").json
+    assert alone["best"] is None
 
 
 # A row for every job
@@ -218,10 +237,114 @@ def test_a_row_for_every_job_as_csv_and_json(trace: Path) -> None:
         "devices": "SIM-node-1-0 SIM-node-1-1",
         "outcome": "finished",
         "reason": "",
+        "deadline": "",
+        "priority": "0",
+        "missed": "",
     }
     rows = json.loads(Path("out.json").read_text())
     assert rows[0]["devices"] == ["SIM-node-1-0", "SIM-node-1-1"]
     assert [each["job_id"] for each in rows] == ["long", "short", "small", "late"]
+
+
+# Deadlines
+
+
+@pytest.fixture
+def due(tmp_path: Path) -> Path:
+    """Four jobs one after the other: in time but for rounding, too late, without a deadline, impossible."""
+    return write(
+        tmp_path / "due.csv",
+        "job_id,submit_time,num_gpus,duration,deadline,priority",
+        *("punctual,0.1,2,0.2,0.3,7", "late,1,2,10,10,", "whenever,2,2,10,,", "never,3,9,1,1000,"),
+    )
+
+
+def test_deadlines_are_counted_and_shown_where_there_are_any(due: Path, trace: Path) -> None:
+    said = simulate(due, "--policy", "fifo", "--jobs-out", "out.csv", "--json")
+    [told] = said.json
+    assert list(told)[-2:] == ["deadlines", "deadlines_missed"]
+    assert (told["deadlines"], told["deadlines_missed"]) == (3, 2)
+    rows = list(csv.DictReader(Path("out.csv").read_text().splitlines()))
+    assert [row["missed"] for row in rows] == ["false", "true", "", "true"]
+    assert [row["priority"] for row in rows] == ["7", "0", "0", "0"]
+    assert float(rows[0]["deadline"]) == pytest.approx(0.2)  # the first job comes at second 0
+    assert rows[2]["deadline"] == ""
+    simulate(due, "--jobs-out", "out.json")
+    missed = [row["missed"] for row in json.loads(Path("out.json").read_text())]
+    assert missed == [False, True, None, True]
+    for command in ("simulate", "compare"):
+        assert "missed" in header(simulate(due, "--policy", "fifo", command=command))
+        assert "missed" not in header(simulate(trace, "--policy", "fifo", command=command))
+    words = ["--policy", "fifo,edf", "--best", "deadlines_missed", "--json"]
+    assert simulate(due, *words, command="compare").json["best"] in ("fifo", "edf")
+
+
+def header(said: Said) -> list[str]:
+    return said.out.splitlines()[2].split()
+
+
+def test_moves_have_a_column_where_there_are_any(trace: Path, tmp_path: Path) -> None:
+    elastic = write(
+        tmp_path / "e.csv",
+        "job_id,submit_time,num_gpus,duration,min_gpus,max_gpus",
+        *("a,0,1,100,1,2", "b,10,1,100,1,2"),
+    )
+    for command in ("simulate", "compare"):
+        assert "moved" in header(simulate(elastic, "--policy", "ffdl", command=command))
+        assert "moved" not in header(simulate(trace, "--policy", "fifo", command=command))
+
+
+# Outputs that cannot be written
+
+
+@pytest.mark.parametrize(
+    ("option", "path"),
+    [
+        *(("--jobs-out", "file/jobs.csv"), ("--jobs-out", "folder.csv")),
+        *(("--warehouse", "file/w.duckdb"), ("--warehouse", "folder.csv")),
+        *(("--charts", "file"), ("--charts", "file/charts")),
+    ],
+)
+def test_an_output_that_cannot_be_written_is_refused_before_the_work(
+    trace: Path, monkeypatch: pytest.MonkeyPatch, option: str, path: str
+) -> None:
+    def never(*arguments: Any) -> Any:
+        raise AssertionError("it was simulated")
+
+    monkeypatch.setattr(module, "run_simulation", never)
+    write(Path("file"), "mine")
+    Path("folder.csv").mkdir()
+    assert option in refused(simulate(trace, option, path))
+    assert Path("file").read_text() == "mine\n"
+
+
+def test_trying_outputs_leaves_nothing_behind(trace: Path) -> None:
+    before = sorted(Path.cwd().iterdir())
+    outputs = ["--jobs-out", "new/deep/jobs.csv", "--warehouse", "new/w.duckdb", "--charts", "drawn/svg"]
+    assert "no trace format" in refused(simulate(trace, *outputs, "--format", "nope"))
+    assert sorted(Path.cwd().iterdir()) == before
+    assert simulate(trace, *outputs).code == 0
+    assert all(Path(path).exists() for path in outputs[1::2])
+
+
+def test_results_are_told_even_if_they_cannot_be_written(
+    trace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def in_the_way(*arguments: Any) -> Any:
+        Path("jobs.csv.d/out.csv").mkdir(parents=True, exist_ok=True)
+        return real_simulation(*arguments)
+
+    monkeypatch.setattr(module, "run_simulation", in_the_way)
+    words = ["--policy", "fifo", "--jobs-out", "jobs.csv.d/out.csv", "--charts", "charts", "--json"]
+    for command in ("simulate", "compare"):
+        if (blocking := Path("jobs.csv.d/out.csv")).exists():
+            blocking.rmdir()
+        said = simulate(trace, *words, command=command)
+        assert said.code == 1
+        assert "jobs.csv.d/out.csv cannot be written" in said.err
+        assert "Traceback" not in said.err
+        assert said.json
+        assert Path("charts/turnaround.svg").exists()
 
 
 # Charts and facts
@@ -309,6 +432,9 @@ def test_a_profile_says_how_fast_kinds_run_on_models(tmp_path: Path) -> None:
     words = ["--cluster", "1x2:A100:80", "--profile", str(profile), "--json"]
     [told] = gpu_flows("simulate", "--trace", str(trace), *words).json
     assert told["avg_turnaround_s"] == (25 + 100) / 2
+    mixed = ["--cluster", "1x2:H100+1x2:V100", "--profile", str(profile), "--json"]
+    [told] = gpu_flows("simulate", "--trace", str(trace), *mixed).json
+    assert "The profile says nothing of H100: jobs run there as on V100." in told["caveats"]
     write(profile, json.dumps({**table, "reference": "H100"}))
     assert "'h100'" in refused(gpu_flows("simulate", "--trace", str(trace), *words))
 
@@ -318,6 +444,8 @@ def test_gavel_tables_tell_durations_and_speeds(tmp_path: Path) -> None:
     table = {model: {"('ResNet-18', 1)": {"null": rate}} for model, rate in measured.items()}
     profile = write(tmp_path / "throughputs.json", json.dumps(table))
     trace = write(tmp_path / "g.trace", "ResNet-18\tcmd\t--n\t1\t4000\t0\t1")
+    alone = refused(gpu_flows("simulate", "--trace", str(trace), "--cluster", "1x1"))
+    assert "--profile FILE (or --format gavel:throughputs=FILE)" in alone
     for model, seconds in (("V100", 100), ("K80", 400)):
         words = ["--trace", str(trace), "--profile", str(profile), "--cluster", f"1x1:{model}", "--json"]
         [told] = gpu_flows("simulate", *words).json
@@ -330,6 +458,21 @@ def test_elastic_jobs_run_faster_on_more_devices(tmp_path: Path) -> None:
     )
     [told] = simulate(trace, "--policy", "ffdl", "--json").json
     assert told["makespan_s"] == 50
+
+
+def test_shares_of_a_gpu_are_shares_whatever_memory_the_cluster_has(tmp_path: Path) -> None:
+    columns = "job_id,user,num_cpu,num_gpu,submit_time,duration,num_inst"
+    halves = write(tmp_path / "pai.csv", columns, *(f"{name},ann,1,0.5,0,100,1" for name in "abcd"))
+    unit = "The trace tells shares of a GPU: each device has 1000 units, whatever its memory."
+    for cluster in ("1x1", "1x1:V100:16", "1x1:T4:0.5"):
+        words = ["simulate", "--trace", str(halves), "--cluster", cluster, "--json"]
+        [shared] = gpu_flows(*words, "--sharing", "shared").json
+        [whole] = gpu_flows(*words).json
+        assert (shared["makespan_s"], whole["makespan_s"]) == (200, 400)
+        assert unit in shared["caveats"]
+        assert unit in whole["caveats"]
+        about_whole = "A share of a GPU takes a whole one; see --sharing shared."
+        assert [about_whole in each["caveats"] for each in (shared, whole)] == [False, True]
 
 
 def test_a_part_of_a_trace(trace: Path) -> None:
@@ -352,6 +495,9 @@ def test_a_part_of_a_trace(trace: Path) -> None:
     [
         (["--policy", "fif"], "There is no policy 'fif'. There are: "),
         (["--policy", "fifo,fifo"], "asked for twice"),
+        (["--policy", "fifo", "--policy", "fifo"], "asked for twice"),
+        (["--policy", ""], "--policy names no policy"),
+        (["--policy", "fifo", "--policy", " ,"], "--policy names no policy"),
         (["--policy", "fifo:skip"], "NAME=VALUE"),
         (["--policy", "fifo:nope=1"], "Its options: "),
         (["--placement", "nope"], "no placement 'nope'"),
@@ -361,7 +507,7 @@ def test_a_part_of_a_trace(trace: Path) -> None:
         (["--tier-slowdown", "0.5,1"], "two numbers"),
         (["--profile", "nope.json"], "nope.json"),
         (["--jobs-out", "jobs.xlsx"], ".csv or .json"),
-        (["--jobs-out", "nowhere/jobs.csv"], "nowhere"),
+        (["--jobs-out", "jobs.csv/jobs.csv"], "jobs.csv/jobs.csv cannot be written"),
         (["--workload", "poisson"], "--trace FILE or --workload SPEC"),
         (["--scale-load", "0"], "scale_load"),
         (["--node-mtbf-hours", "-1"], "--node-mtbf-hours"),
@@ -429,7 +575,29 @@ def test_compare_tries_every_policy_that_applies(trace: Path) -> None:
     names = [each["policy"] for each in told["policies"]]
     assert names[0] == "fifo"
     assert {"fifo", "sjf", "srtf", "round_robin"} <= set(names)
-    assert not {"edf", "afs_l", "ffdl"} & set(names)  # no deadlines here, and nothing elastic
+    left_out = told["left_out"]
+    assert left_out["edf"] == "no job has a deadline"
+    assert left_out["ffdl"] == "no job can run on more or fewer devices"
+    assert {"edf", "afs_l", "ffdl"} == set(left_out)
+    assert not set(left_out) & set(names)
+    [line] = [line for line in simulate(trace, command="compare").out.splitlines() if "Left out" in line]
+    assert "edf (no job has a deadline)" in line
+    assert "afs_l, ffdl (no job can run" in line
+    few = simulate(trace, "--policies", "fifo", "--json", command="compare").json
+    assert few["left_out"] == {}
+    assert "Left out: " in simulate(trace, "--policy", "all").out
+
+
+def test_compare_shows_who_finished_and_p90(trace: Path) -> None:
+    assert header(simulate(trace, "--policies", "fifo", command="compare"))[:6] == [
+        *("policy", "finished", "makespan", "turnaround", "p50", "p90")
+    ]
+
+
+def test_help_tells_the_default_and_how_options_are_written() -> None:
+    said = " ".join(gpu_flows("compare", "--help").out.split())
+    assert "by default under all that apply" in said
+    assert "fifo:skip=true,placement=best_fit,sjf" in said
 
 
 # The best there is
@@ -441,7 +609,7 @@ def test_the_optimum_stands_beside_the_results_of_a_few_jobs(trace: Path) -> Non
     assert fifo["optimum_proven"] is True
     assert fifo["lower_bound_turnaround_s"] <= fifo["optimum_turnaround_s"] < fifo["avg_turnaround_s"]
     assert fifo["optimum_makespan_s"] == fifo["makespan_s"] == 220
-    assert "optimum" in simulate(trace, "--policy", "fifo", "--optimum").out
+    assert "optimum (no preemption)" in simulate(trace, "--policy", "fifo", "--optimum").out
     assert "Best possible without preemption" in simulate(trace, "--optimum", command="compare").out
     [plain] = simulate(trace, "--policy", "fifo", "--json").json
     assert plain["optimum_makespan_s"] is None
@@ -450,4 +618,25 @@ def test_the_optimum_stands_beside_the_results_of_a_few_jobs(trace: Path) -> Non
 def test_the_optimum_is_refused_where_it_cannot_be_found(trace: Path) -> None:
     assert "leave those options out" in refused(simulate(trace, "--optimum", "--restart-seconds", "5"))
     many = ("--workload", "poisson:jobs=16", "--cluster", "1x8", "--optimum")
-    assert "up to 15 jobs" in refused(gpu_flows("simulate", *many))
+    said = refused(gpu_flows("simulate", *many, "--jobs-out", "out.csv"))
+    assert "up to 15 jobs" in said
+    assert "leave out --optimum" in said
+    assert not Path("out.csv").exists()
+
+
+def test_what_the_optimum_does_not_model_is_told_by_its_columns(tmp_path: Path) -> None:
+    elastic = write(tmp_path / "e.csv", "job_id,submit_time,num_gpus,duration,max_gpus", "a,0,1,100,2")
+    said = refused(simulate(elastic, "--optimum"))
+    assert "leave out --optimum, or the columns gpu_memory_gb, min_gpus and max_gpus" in said
+
+
+def test_a_schedule_that_meets_the_lower_bound_needs_no_other_proof(
+    trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unsure(*arguments: Any) -> Optimum:
+        return replace(real_optimum(*arguments), proven=False)
+
+    monkeypatch.setattr(inputs, "optimum", unsure)
+    one = write(tmp_path / "one.csv", "job_id,submit_time,num_gpus,duration", "a,0,2,100")
+    assert "optimum (no preemption)" in simulate(one, "--optimum").out
+    assert "best found (no preemption)" in simulate(trace, "--optimum").out

@@ -199,8 +199,16 @@ else:
     subprocess.run([sys.executable, "-c", script], check=True)
 
 
-def test_an_elastic_job_wider_than_any_node_starts_on_what_one_has() -> None:
+def test_an_elastic_job_wider_than_any_node_is_refused_whatever_the_policy() -> None:
     engine = Engine(declare("2x4"), make_policy("fifo"))
     engine.submit(Job(id="wide", gpus=8, min_gpus=1, max_gpus=8))
     engine.submit(Job(id="next", gpus=4, submitted=1))
-    assert {job: len(devices) for job, devices in placed(engine).items()} == {"wide": 4, "next": 4}
+    refused, started = engine.tick(0)
+    assert "largest node has 4" in refused.reason.summary
+    assert started.job.id == "next"
+
+
+def test_who_waits_for_a_turn_waits_for_a_server_that_is_large_enough() -> None:
+    engine = Engine(declare("1x2+2x4"), make_policy("round_robin", {"wait_for_turn": True}))
+    engine.submit(Job(id="a", gpus=4, min_gpus=1, max_gpus=4))
+    assert placed(engine)["a"][0] == "SIM-node-2-0"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -10,13 +11,14 @@ from hypothesis import HealthCheck, given, settings
 from gpu_flows.schedulers.cluster_spec import declare
 from gpu_flows.schedulers.engine import Engine
 from gpu_flows.schedulers.model import Job, Node
+from gpu_flows.schedulers.placement import PLACEMENTS
 from gpu_flows.schedulers.policy import make_policy, policies
 from gpu_flows.schedulers.simulation.simulator import Attempt, Simulation, simulate
 from gpu_flows.schedulers.simulation.workload import Arrival
-from tests.workloads import workloads
+from tests.workloads import motley_workloads, workloads
 
 EVERY = sorted(policies())
-quick = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+quick = settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 def run(policy: str, arrivals: list[Arrival], nodes: list[Node], **options: object) -> Simulation:
@@ -58,6 +60,48 @@ def test_devices_serve_one_job_at_a_time_and_jobs_get_all_or_nothing(
             job.arrival.job.gpus for job in found.jobs if job.arrival.job.id == attempt.job_id
         )
         assert len({device.node for device in attempt.devices}) == 1
+
+
+MOTLEY = [replace(node, cpus=8.0) for node in declare("2x2:A100:80+2x4:T4:16+1x1:A100:40")]
+WITH_OPTIONS = [
+    *((policy, {}) for policy in EVERY),
+    *((policy, {"elastic": True}) for policy in ("fifo", "srtf", "tiresias")),
+    *(("srtf", {"placement": placement}) for placement in PLACEMENTS),
+    ("srtf", {"by": "service"}),
+    ("tiresias", {"discipline": "gittins"}),
+    ("round_robin", {"wait_for_turn": True}),
+    ("edf", {"preemptive": False}),
+    ("gavel", {"objective": "min_makespan"}),
+]
+
+
+@pytest.mark.parametrize(("policy", "options"), WITH_OPTIONS, ids=str)
+@given(arrivals=motley_workloads())
+@quick
+def test_on_unlike_devices_unlike_jobs_get_what_they_ask_for_and_all_of_them_end(
+    policy: str, options: dict[str, object], arrivals: list[Arrival]
+) -> None:
+    found = run(policy, arrivals, MOTLEY, **options)
+    jobs = {job.arrival.job.id: job for job in found.jobs}
+    for job in found.jobs:
+        impossible = job.trouble is not None and job.trouble.code == "impossible"
+        assert impossible or job.ended is not None, f"{job.arrival.job}: {job.trouble}"
+    holds: dict[str, list[tuple[float, float]]] = {}
+    cpus: dict[str, list[tuple[float, float, float]]] = {}
+    for attempt in found.attempts:
+        job = jobs[attempt.job_id].arrival.job
+        assert len(attempt.devices) == job.gpus or job.least <= len(attempt.devices) <= job.most
+        assert all(job.accepts(device) for device in attempt.devices)
+        assert job.may_span_nodes or len({device.node for device in attempt.devices}) == 1
+        for device in attempt.devices:
+            holds.setdefault(device.id, []).append((attempt.started, attempt.ended))
+        for node in {device.node for device in attempt.devices}:
+            cpus.setdefault(node, []).append((attempt.started, attempt.ended, job.cpus))
+    for stretches in holds.values():
+        assert all(before[1] <= after[0] for before, after in pairwise(sorted(stretches)))
+    for stretches in cpus.values():
+        for moment, _, _ in stretches:
+            assert sum(asked for begin, end, asked in stretches if begin <= moment < end) <= 8
 
 
 @pytest.mark.parametrize("policy", EVERY)

@@ -19,6 +19,7 @@ from gpu_flows.schedulers.model import Job
 from gpu_flows.schedulers.policy import make_policy
 from gpu_flows.schedulers.simulation.simulator import Simulation, simulate
 from gpu_flows.schedulers.simulation.summary import (
+    ROW,
     JobsLost,
     device_use,
     rows,
@@ -241,10 +242,24 @@ def test_nothing_finished_is_no_figure_rather_than_a_wrong_one() -> None:
     assert (summary.jobs, summary.finished, summary.impossible) == (1, 0, 1)
     assert math.isnan(summary.makespan_s)
     assert math.isnan(summary.p99_turnaround_s)
-    [row] = rows(simulation)
-    assert row[4:8] == (None, None, None, None)
-    assert row[-2] == "impossible"
-    assert "9 GPUs" in str(row[-1])
+    [row] = (dict(zip(ROW, values, strict=True)) for values in rows(simulation))
+    assert [row[name] for name in ("start", "end", "turnaround", "queueing")] == [None] * 4
+    assert row["outcome"] == "impossible"
+    assert "9 GPUs" in str(row["reason"])
+
+
+def test_a_deadline_is_missed_by_who_ends_later_or_never() -> None:
+    simulation = run(
+        Arrival(Job("in time", 5.0, 2, deadline=15.0), 10.0),
+        Arrival(Job("late", 6.0, 2, deadline=20.0, priority=3), 10.0),
+        Arrival(Job("never", 7.0, 9, deadline=1000.0), 10.0),
+        Arrival(Job("whenever", 8.0, 2), 10.0),
+    )
+    summary = summarize(simulation)
+    assert (summary.deadlines, summary.deadlines_missed) == (3, 2)
+    assert [row[ROW.index("deadline") :] for row in rows(simulation)] == [
+        *((15.0, 0, False), (20.0, 3, True), (1000.0, 0, True), (None, 0, None))
+    ]
 
 
 def test_a_job_nobody_can_account_for_is_an_error() -> None:

@@ -196,3 +196,63 @@ def test_the_same_seed_gives_the_same_answer() -> None:
         return [(job.ended, job.attempts) for job in found.jobs]
 
     assert once() == once()
+
+
+def ends(found: Simulation) -> dict[str, float | None]:
+    return {job.arrival.job.id: job.ended for job in found.jobs}
+
+
+def test_time_runs_forward_also_where_lines_differ() -> None:
+    arrivals = [Arrival(Job("late", submitted=100), 10), Arrival(Job("early", line=1), 10)]
+    assert ends(simulate(arrivals, declare("1x1"), make_policy("fifo"))) == {"early": 10, "late": 110}
+
+
+def test_a_short_job_takes_devices_that_it_accepts_whatever_else_is_idle() -> None:
+    long = [Arrival(Job(name, models=("A100",), gpus=1), 1000) for name in ("a", "b")]
+    short = Arrival(Job("short", submitted=1, gpus=2, models=("A100",), may_span_nodes=True), 10)
+    for placement in ("first_fit", "any", "pack"):
+        policy = make_policy("srtf", {"placement": placement})
+        found = simulate([*long, short], declare("1x4:V100+2x1:A100"), policy)
+        assert ends(found)["short"] == 11
+
+
+def test_exclusive_devices_stay_so_for_jobs_that_state_their_memory() -> None:
+    arrivals = [
+        Arrival(Job("wide", gpus=2, memory_mb=1024), 5),
+        Arrival(Job("narrow", submitted=1, memory_mb=1024), 2),
+    ]
+    for options in ({}, {"elastic": True}):
+        found = simulate(arrivals, declare("1x2"), make_policy("srtf", options))
+        assert ends(found) == {"narrow": 3, "wide": 7}
+
+
+def test_jobs_that_run_slowly_do_not_push_each_other_out_in_turn() -> None:
+    arrivals = [
+        Arrival(Job("spread", gpus=2, may_span_nodes=True), 100),
+        Arrival(Job("whole", submitted=1, nodes=("node-1",)), 120),
+        *(Arrival(Job(f"tick-{n}", submitted=10.0 * n, nodes=("node-3",)), 1) for n in range(1, 30)),
+    ]
+    found = simulate(arrivals, declare("3x1"), make_policy("srtf"), World(tiers=Tiers(nodes=3, racks=3)))
+    assert found.preemptions <= 2
+
+
+@pytest.mark.parametrize(
+    ("policy", "world"),
+    [
+        ("gavel", World(restart_s=400)),  # more than a round takes
+        ("fifo", World(node_mtbf_s=72, repair_s=36, checkpoint_every_s=2000)),
+    ],
+)
+def test_what_would_never_end_is_noticed_and_said(policy: str, world: World) -> None:
+    arrivals = [Arrival(Job(name), 1000) for name in "ab"]
+    found = simulate(arrivals, declare("1x1"), make_policy(policy), world)
+    assert {job.trouble.code for job in found.jobs if job.trouble} == {"endless"}
+
+
+def test_attempts_are_numbered_through() -> None:
+    arrivals = [Arrival(Job(f"{n:02}", submitted=n, gpus=4, min_gpus=1, max_gpus=4), 30) for n in range(12)]
+    for policy, options in (("fifo", {"elastic": True}), ("afs_l", {}), ("ffdl", {}), ("srtf", {})):
+        found = simulate(arrivals, declare("2x4"), make_policy(policy, options))
+        for job in found.jobs:
+            numbers = [each.number for each in found.attempts if each.job_id == job.arrival.job.id]
+            assert numbers == list(range(1, job.attempts + 1)), policy

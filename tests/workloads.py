@@ -24,3 +24,30 @@ def workloads(draw: st.DrawFn, most_gpus: int = 4, most_jobs: int = 25, span: bo
         )
         arrivals.append(Arrival(job, float(draw(st.integers(0, 30)))))
     return arrivals
+
+
+@st.composite
+def motley_workloads(draw: st.DrawFn, most_jobs: int = 20) -> list[Arrival]:
+    """Jobs that differ in all that a job can say: models, nodes, memory, processors, sizes, lines."""
+    arrivals = []
+    for number in range(draw(st.integers(1, most_jobs))):
+        gpus = draw(st.integers(1, 6))
+        elastic = draw(st.booleans())
+        job = Job(
+            id=f"{number:03}",
+            submitted=float(draw(st.integers(0, 40))),
+            gpus=gpus,
+            memory_mb=draw(st.sampled_from([0, 0, 1024, 12 * 1024, 40 * 1024])),
+            user=draw(st.sampled_from(["ann", "bob"])),
+            line=draw(st.integers(0, 1)),
+            priority=draw(st.integers(0, 2)),
+            deadline=draw(st.none() | st.floats(0, 200)),
+            nodes=draw(st.sampled_from([(), (), ("node-[12]",)])),
+            models=draw(st.sampled_from([(), (), ("A100",), ("T4",)])),
+            may_span_nodes=draw(st.booleans()),
+            min_gpus=draw(st.integers(1, gpus)) if elastic else 0,
+            max_gpus=draw(st.integers(gpus, 8)) if elastic else 0,
+            cpus=draw(st.sampled_from([0.0, 0.0, 2.0, 6.0])),
+        )
+        arrivals.append(Arrival(job, float(draw(st.integers(0, 30)))))
+    return arrivals

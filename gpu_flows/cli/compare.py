@@ -11,7 +11,16 @@ import typer
 from rich.text import Text
 
 from gpu_flows.cli import parts
-from gpu_flows.cli.findings import blame, called, draw_caveats, draw_table, draw_troubles, shown
+from gpu_flows.cli.findings import (
+    blame,
+    called,
+    draw_caveats,
+    draw_left_out,
+    draw_table,
+    draw_troubles,
+    matters,
+    shown,
+)
 from gpu_flows.cli.inputs import Inputs
 from gpu_flows.cli.parts import JsonOption
 from gpu_flows.cli.problem import BadInput, inert
@@ -20,6 +29,7 @@ from gpu_flows.cli.study import Study, asks
 
 # Metric -> its title, and whether more of it is better.
 METRICS = {
+    "finished": ("finished", True),
     "makespan_s": ("makespan", False),
     "avg_turnaround_s": ("turnaround", False),
     "p50_turnaround_s": ("p50", False),
@@ -29,11 +39,14 @@ METRICS = {
     "utilization": ("utilization", True),
     "allocation": ("allocation", True),
     "preemptions": ("preempted", False),
+    "moves": ("moved", False),
+    "deadlines_missed": ("missed", False),
 }
 DRAWN = (
-    *("makespan_s", "avg_turnaround_s", "p50_turnaround_s", "p99_turnaround_s"),
-    *("avg_queueing_s", "utilization", "preemptions"),
+    *("finished", "makespan_s", "avg_turnaround_s", "p50_turnaround_s", "p90_turnaround_s"),
+    *("p99_turnaround_s", "avg_queueing_s", "utilization", "preemptions"),
 )
+SPARE = ("finished", "p90")  # columns that a terminal may be too narrow for
 BOUNDS = {"makespan_s": "lower_bound_makespan_s", "avg_turnaround_s": "lower_bound_turnaround_s"}
 
 
@@ -50,34 +63,38 @@ def compare(
     ] = "",
     as_json: JsonOption = False,
 ) -> None:
-    """Run a workload under several policies, or `all` that apply, and set them side by side.
+    """Run a workload under several policies, by default under all that apply, and set them side by side.
 
     Each figure is followed by its change against the first policy, and by how far it is above what no
     policy could do better. Everything else is as in `gpu-flows simulate`.
     """
     if best and best not in METRICS:
         raise BadInput(f"There is no metric {best!r}. There are: {', '.join(METRICS)}.")
-    study = study if study.policy else replace(study, policy="all")
-    found, told = conduct(study)
+    study = replace(study, policy=["all"]) if study.policy is None else study
+    found, told, unwritten = conduct(study)
     compared = [{**each, "change": _changes(each, told[0]), "above_bound": _gaps(each)} for each in told]
     ranking = sorted(compared, key=lambda each: _merit(each, best)) if best else compared
-    winner = ranking[0]["policy"] if best else None
+    winner = ranking[0]["policy"] if best and not ranking[0]["policy_error"] else None
     if as_json:
-        parts.print_json({"baseline": told[0]["policy"], "best": winner, "policies": ranking})
+        answer = {"baseline": told[0]["policy"], "best": winner, "policies": ranking}
+        parts.print_json({**answer, "left_out": found.left_out})
     else:
-        _draw(found, ranking, told[0], best)
-    blame(told)
+        _draw(found, ranking, told[0], best if winner else "")
+    blame(told, unwritten)
 
 
 def _changes(each: Mapping[str, Any], baseline: Mapping[str, Any]) -> dict[str, float | None]:
-    """By which part of the baseline's figure each metric differs from it: 0.1 is a tenth more."""
+    """By which part of the baseline's figure each metric differs from it: 0.1 is a tenth more. None where
+    a policy failed, for the figures are not its own."""
+    if each["policy_error"] or baseline["policy_error"]:
+        return dict.fromkeys(METRICS)
     return {metric: _relative(each[metric], baseline[metric]) for metric in METRICS}
 
 
 def _gaps(each: Mapping[str, Any]) -> dict[str, float | None]:
     """How far above the lower bound it is: 0.1 is a tenth above it. None where not all jobs finished,
-    for a bound is about all of them."""
-    if each["unfinished"]:
+    for a bound is about all of them, and where the policy failed."""
+    if each["unfinished"] or each["policy_error"]:
         return dict.fromkeys(BOUNDS)
     return {metric: _relative(each[metric], each[bound]) for metric, bound in BOUNDS.items()}
 
@@ -102,9 +119,12 @@ def _draw(
     where = f"{found.study.cluster} ({baseline['devices']:,} devices)"
     print(inert(f"{found.trace} on {where}, times in seconds, changes against {baseline['policy']}."))
     print()
-    columns = ["policy", *(METRICS[metric][0] for metric in DRAWN)]
+    metrics = [*DRAWN, *matters(ranking)]
+    columns = ["policy", *(METRICS[metric][0] for metric in metrics)]
     columns += [f"{METRICS[metric][0]} above bound" for metric in BOUNDS]
-    draw_table(columns, [_row(each, each["policy"] == baseline["policy"]) for each in ranking])
+    rows = [_row(each, metrics, each["policy"] == baseline["policy"]) for each in ranking]
+    draw_table(columns, rows, SPARE)
+    draw_left_out(found)
     if best:
         value = shown(best, ranking[0][best])
         print()
@@ -118,9 +138,9 @@ def _draw(
     draw_caveats(ranking)
 
 
-def _row(each: Mapping[str, Any], is_baseline: bool) -> list[object]:
+def _row(each: Mapping[str, Any], metrics: Sequence[str], is_baseline: bool) -> list[object]:
     cells: list[object] = [called(each)]
-    for metric in DRAWN:
+    for metric in metrics:
         value, change = str(shown(metric, each[metric]) or "-"), each["change"][metric]
         if is_baseline or not change or change != change:
             cells.append(value)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -12,6 +12,7 @@ from gpu_flows.cli.problem import Problem, inert
 from gpu_flows.schedulers.model import all_devices
 from gpu_flows.schedulers.simulation.summary import IMPOSSIBLE, UNFINISHED, Floats, Summary, Use
 from gpu_flows.schedulers.simulation.world import Tiers
+from gpu_flows.schedulers.traces.alibaba2023 import WHOLE_DEVICE
 
 TROUBLES_DRAWN = 5
 
@@ -20,6 +21,7 @@ FIRST_KEYS = (
     *("p50_turnaround_s", "p90_turnaround_s", "p99_turnaround_s", "avg_queueing_s", "utilization"),
     *("preemptions", "lower_bound_makespan_s", "events", "wall_s"),
 )
+LAST_KEYS = ("deadlines", "deadlines_missed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +72,8 @@ def tell(found: Inputs, choice: Choice, outcome: Outcome) -> dict[str, Any]:
         ],
         "caveats": list(_caveats(found, choice, outcome.summary)),
     }
-    return {key: every[key] for key in (*FIRST_KEYS, *(key for key in every if key not in FIRST_KEYS))}
+    between = [key for key in every if key not in FIRST_KEYS + LAST_KEYS]
+    return {key: every[key] for key in (*FIRST_KEYS, *between, *LAST_KEYS)}
 
 
 def _caveats(found: Inputs, choice: Choice, summary: Summary) -> Iterator[str]:
@@ -99,6 +102,10 @@ def _caveats(found: Inputs, choice: Choice, summary: Summary) -> Iterator[str]:
             yield "All GPU models are equally fast; see --profile."
         if any(job.least != job.most for job in asked):
             yield "Twice the devices are twice as fast for jobs that can be resized; see --profile."
+    if unknown := _unknown_models(found):
+        yield f"The profile says nothing of {unknown}: jobs run there as on {world.profile.reference}."
+    if found.in_shares:
+        yield f"The trace tells shares of a GPU: each device has {WHOLE_DEVICE} units, whatever its memory."
     if getattr(options, "sharing", "") == "shared":
         whole = sum(not job.memory_mb for job in asked)
         if whole:
@@ -106,6 +113,8 @@ def _caveats(found: Inputs, choice: Choice, summary: Summary) -> Iterator[str]:
         if not world.interference:
             yield "Jobs that share a device do not slow each other down; see --interference."
         yield "Devices are shared by memory alone: nothing measures how busy they are."
+    elif found.in_shares:
+        yield "A share of a GPU takes a whole one; see --sharing shared."
     elif any(job.memory_mb for job in asked):
         yield "Jobs get whole devices, whatever memory they state; see --sharing."
     if (study.placement and not hasattr(options, "placement")) or (
@@ -120,15 +129,25 @@ def _caveats(found: Inputs, choice: Choice, summary: Summary) -> Iterator[str]:
     yield f"Jobs start the moment they are chosen, without time to launch{breaks}."
 
 
-def blame(told: Sequence[Mapping[str, Any]]) -> None:
-    """A policy that failed is told last, and makes the exit code."""
+def _unknown_models(found: Inputs) -> str:
+    """The GPU models that the profile has no speeds for."""
+    told = {model for _, model in found.world.profile.throughput}
+    if not told or "" in told:  # nothing at all, or something that goes for every model
+        return ""
+    return ", ".join(sorted({device.model for device in all_devices(found.nodes)} - told))
+
+
+def blame(told: Sequence[Mapping[str, Any]], unwritten: Sequence[str]) -> None:
+    """What went wrong is told last, and makes the exit code: what could not be written, and policies
+    that failed."""
     failed = [each for each in told if each["policy_error"]]
+    wrong, fix = list(unwritten), ""
     if failed:
         names = ", ".join(each["policy"] for each in failed)
-        raise Problem(
-            f"Policy {names} failed: {failed[0]['policy_error']}",
-            "From then on FIFO served in its stead, so these figures are not its own.",
-        )
+        wrong.append(f"Policy {names} failed: {failed[0]['policy_error']}")
+        fix = "From then on FIFO served in its stead, so these figures are not its own."
+    if wrong:
+        raise Problem("\n".join(wrong), fix)
 
 
 def draw(found: Inputs, told: Sequence[Mapping[str, Any]]) -> None:
@@ -147,6 +166,7 @@ def draw(found: Inputs, told: Sequence[Mapping[str, Any]]) -> None:
         "avg_queueing_s": "queueing",
         "utilization": "utilization",
         "preemptions": "preempted",
+        **matters(told),
         "wall_s": "took",
     }
     drawn = [[called(each), *(shown(key, each[key]) for key in titles if key != "policy")] for each in told]
@@ -155,6 +175,7 @@ def draw(found: Inputs, told: Sequence[Mapping[str, Any]]) -> None:
             values = dict(zip(("policy", "makespan_s", "avg_turnaround_s"), limit, strict=True))
             drawn.append([shown(key, values[key]) if key in values else "" for key in titles])
     draw_table(list(titles.values()), drawn)
+    draw_left_out(found)
     draw_troubles(told)
     draw_caveats(told)
 
@@ -168,7 +189,13 @@ def _limits(each: Mapping[str, Any]) -> tuple[Limit, Limit | None]:
     if each["optimum_makespan_s"] is None:
         return bound, None
     label = "optimum" if each["optimum_proven"] else "best found"
-    return bound, (label, each["optimum_makespan_s"], each["optimum_turnaround_s"])
+    return bound, (f"{label} (no preemption)", each["optimum_makespan_s"], each["optimum_turnaround_s"])
+
+
+def matters(told: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Figures, with their titles, that are worth a column only where there is something to tell."""
+    columns = {"moves": ("moved", "moves"), "deadlines_missed": ("missed", "deadlines")}
+    return {key: title for key, (title, reason) in columns.items() if any(each[reason] for each in told)}
 
 
 def called(each: Mapping[str, Any]) -> str:
@@ -186,10 +213,12 @@ def shown(key: str, value: Any) -> object:
     return f"{value:,}" if isinstance(value, int) else value
 
 
-def draw_table(columns: Sequence[str], drawn: Sequence[Sequence[Any]]) -> None:
-    """A row for each policy; in a narrow terminal a column for each, in a very narrow one just lines."""
+def draw_table(columns: Sequence[str], drawn: Sequence[Sequence[Any]], spare: Collection[str] = ()) -> None:
+    """A row for each policy, without the columns that can be spared if it must be; in a narrow terminal
+    a column for each, in a very narrow one just lines."""
     turned = list(zip(columns, *drawn, strict=True))
-    for heads, body in ((columns, drawn), (turned[0], turned[1:])):
+    needed, *fewer = zip(*(column for column in turned if column[0] not in spare), strict=True)
+    for heads, body in ((columns, drawn), (needed, fewer), (turned[0], turned[1:])):
         table = parts.table(heads, body, right=heads[1:])
         if parts.fits(table):
             parts.show(table)
@@ -197,6 +226,17 @@ def draw_table(columns: Sequence[str], drawn: Sequence[Sequence[Any]]) -> None:
     for row in drawn:
         parts.show(parts.lines(*zip(columns, row, strict=True)))
         print()
+
+
+def draw_left_out(found: Inputs) -> None:
+    """The policies that are not among `all`, and why."""
+    alike: dict[str, list[str]] = {}
+    for name, why in found.left_out.items():
+        alike.setdefault(why, []).append(name)
+    if alike:
+        print()
+        told = "; ".join(f"{', '.join(names)} ({why})" for why, names in alike.items())
+        print(inert(f"Left out: {told}."))
 
 
 def draw_troubles(told: Sequence[Mapping[str, Any]]) -> None:

@@ -8,6 +8,7 @@ from ast import literal_eval
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from math import isclose
 from pathlib import Path
 from typing import Any, get_args
 
@@ -26,10 +27,13 @@ from gpu_flows.schedulers.simulation.workload import Arrival, spanning
 from gpu_flows.schedulers.simulation.world import Tiers, World
 from gpu_flows.schedulers.traces import Trace, formats
 from gpu_flows.schedulers.traces import load as load_trace
+from gpu_flows.schedulers.traces.alibaba2023 import WHOLE_DEVICE
 from gpu_flows.schedulers.traces.alibaba2023 import nodes as alibaba_nodes
 from gpu_flows.schedulers.traces.table import first_row
 
 MOST_FOR_OPTIMUM = 15  # jobs; more would take for ever
+NO_DIFFERENCE = 1e-6  # relative: a schedule so close to a lower bound has reached it
+IN_SHARES = ("alibaba2023", "pai", "pai2020")  # formats that tell thousandths of a GPU as memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +70,11 @@ class Inputs:
     nodes: list[Node]
     world: World
     choices: list[Choice]
+    left_out: dict[str, str]  # policy -> why `all` does without it
+
+    @property
+    def in_shares(self) -> bool:
+        return _in_shares(self.trace)
 
 
 def read(study: Study) -> Inputs:
@@ -74,7 +83,9 @@ def read(study: Study) -> Inputs:
         estimates(study.estimates)
         nodes = _nodes(study.cluster)
         trace = _trace(study)
-        return Inputs(study, trace, nodes, _world(study, nodes), _choices(study, trace))
+        if _in_shares(trace):
+            nodes = [_in_thousandths(node) for node in nodes]
+        return Inputs(study, trace, nodes, _world(study, nodes), *_choices(study, trace))
     except ValueError as error:  # a TraceError, a PolicyError, or what else cannot be understood
         raise BadInput(str(error)) from None
 
@@ -110,30 +121,43 @@ def best(found: Inputs, anywhere: bool) -> Best | None:
     arrivals = jobs(found, anywhere)
     if len(arrivals) > MOST_FOR_OPTIMUM:
         raise BadInput(
-            f"--optimum is for up to {MOST_FOR_OPTIMUM} jobs, not {len(arrivals):,}; see --limit. "
-            "The lower bound is there for any number."
+            f"--optimum is for up to {MOST_FOR_OPTIMUM} jobs, not {len(arrivals):,}.",
+            "Take fewer of them, as by --limit, or leave out --optimum: the lower bound is always there.",
         )
     if found.world != World(seed=found.world.seed, repair_s=found.world.repair_s):
         raise BadInput("--optimum knows no profiles, costs or breakdowns; leave those options out.")
     try:
-        span, turnaround = (optimum(arrivals, found.nodes, each) for each in get_args(Objective))
+        schedules = {each: optimum(arrivals, found.nodes, each) for each in get_args(Objective)}
     except (ValueError, ImportError, RuntimeError) as error:
         raise BadInput(str(error)) from None
-    return Best(span.value, turnaround.value, span.proven and turnaround.proven)
+    limit = limits(found, anywhere)
+    proven = all(
+        schedule.proven or isclose(schedule.value, getattr(limit, objective), rel_tol=NO_DIFFERENCE)
+        for objective, schedule in schedules.items()
+    )
+    span, turnaround = (schedule.value for schedule in schedules.values())
+    return Best(span, turnaround, proven)
 
 
 # -- policies ---------------------------------------------------------------------------------
 
 
-def _choices(study: Study, trace: Trace) -> list[Choice]:
+def _choices(study: Study, trace: Trace) -> tuple[list[Choice], dict[str, str]]:
+    """The policies asked for, and what is missing for those that `all` leaves out."""
     known = policies()
+    asked = ["fifo"] if study.policy is None else study.policy
+    if not all(map(_pieces, asked)):
+        raise BadInput("--policy names no policy.", f"Name some of {', '.join(known)}; or all.")
+    specs = _specs(",".join(asked))
+    unfit = _unfit(study, trace, known) if "all" in specs else {}
+    fit = sorted(known.keys() - unfit.keys(), key=lambda name: (name != "fifo", name))  # to compare with it
     chosen: dict[str, Choice] = {}
-    for spec in _specs(study.policy or "fifo"):
-        for label in _applicable(study, trace, known) if spec == "all" else [spec]:
+    for spec in specs:
+        for label in fit if spec == "all" else [spec]:
             if label in chosen:
                 raise BadInput(f"Policy {label!r} is asked for twice.")
             chosen[label] = _choice(study, label, known)
-    return list(chosen.values())
+    return list(chosen.values()), {name: why for name, why in unfit.items() if name not in chosen}
 
 
 def _choice(study: Study, label: str, known: Mapping[str, type[Policy]]) -> Choice:
@@ -148,17 +172,20 @@ def _choice(study: Study, label: str, known: Mapping[str, type[Policy]]) -> Choi
     return Choice(label, name, options)
 
 
-def _applicable(study: Study, trace: Trace, known: Mapping[str, type[Policy]]) -> list[str]:
-    """The policies that find in this workload what they need to know; fifo first, to compare with."""
+def _unfit(study: Study, trace: Trace, known: Mapping[str, type[Policy]]) -> dict[str, str]:
+    """The policies that do not find in this workload what they need to know, and what that is."""
     jobs = [arrival.job for arrival in trace.arrivals]
-    lacking = {
-        "expected duration": study.estimates == "stated" and not any(job.expected_s for job in jobs),
-        "deadline": all(job.deadline is None for job in jobs),
-        "user": not any(job.user for job in jobs),
-        "speed on more or fewer devices": all(job.least == job.most for job in jobs),
-    }
-    fine = [name for name, each in known.items() if not any(lacking.get(need) for need in each.needs)]
-    return sorted(fine, key=lambda name: name != "fifo")
+    lacking: dict[str, str] = {}
+    if study.estimates == "stated" and not any(job.expected_s for job in jobs):
+        lacking["expected duration"] = "no job states its expected duration"
+    if all(job.deadline is None for job in jobs):
+        lacking["deadline"] = "no job has a deadline"
+    if not any(job.user for job in jobs):
+        lacking["user"] = "no job has a user"
+    if all(job.least == job.most for job in jobs):
+        lacking["speed on more or fewer devices"] = "no job can run on more or fewer devices"
+    found = {name: [need for need in each.needs if need in lacking] for name, each in known.items()}
+    return {name: " and ".join(lacking[need] for need in needs) for name, needs in found.items() if needs}
 
 
 def _specs(typed: str) -> list[str]:
@@ -185,6 +212,15 @@ def _nodes(cluster: str) -> list[Node]:
     if path.suffix == ".csv":
         return alibaba_nodes(path)
     return cluster_spec.declare(cluster)
+
+
+def _in_shares(trace: Trace) -> bool:
+    """Whether jobs ask for parts of a GPU, which are told as memory of devices with 1000 units."""
+    return trace.format in IN_SHARES and any(arrival.job.memory_mb for arrival in trace.arrivals)
+
+
+def _in_thousandths(node: Node) -> Node:
+    return replace(node, devices=tuple(replace(device, memory_mb=WHOLE_DEVICE) for device in node.devices))
 
 
 def _trace(study: Study) -> Trace:

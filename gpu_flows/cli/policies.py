@@ -69,7 +69,9 @@ def _draw(found: dict[str, Any]) -> Group:
         mark = " (in force)" if policy["in_force"] else ""
         shown.append(Text.assemble((policy["name"], "bold"), (mark, "green"), f"  {inert(policy['rule'])}"))
         facts = [f"for {policy['optimizes']}"] if policy["optimizes"] else []
-        facts += ["preempts" if policy["preempts"] else "never preempts"]
+        resizes = any(option["name"] == "elastic" for option in policy["options"])
+        gently = "preempts only to resize (elastic)" if resizes else "never preempts"
+        facts += ["preempts" if policy["preempts"] else gently]
         facts += [f"needs {', '.join(policy['needs'])}"] if policy["needs"] else []
         facts += [f"promises {' and '.join(policy['promises'])}"] if policy["promises"] else []
         shown.append(Padding(Text("; ".join(facts), style="dim"), (0, 0, 0, 2), expand=False))

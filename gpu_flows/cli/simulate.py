@@ -26,7 +26,7 @@ from typing import Any
 from gpu_flows.analytics import charts
 from gpu_flows.cli import parts
 from gpu_flows.cli.findings import Outcome, Picture, blame, draw, tell
-from gpu_flows.cli.inputs import Choice, Inputs, jobs, read
+from gpu_flows.cli.inputs import Choice, Inputs, best, jobs, read
 from gpu_flows.cli.parts import JsonOption
 from gpu_flows.cli.problem import BadInput, Problem, inert
 from gpu_flows.cli.study import Study, asks
@@ -64,23 +64,24 @@ def simulate(study: Study, as_json: JsonOption = False) -> None:
     seconds; percentiles are nearest-rank. Figures are of the jobs that finished; the others are named
     with their reason. Exit code 1 means that a policy failed, 2 that the input makes no sense.
     """
-    found, told = conduct(study)
+    found, told, unwritten = conduct(study)
     parts.print_json(told) if as_json else draw(found, told)
-    blame(told)
+    blame(told, unwritten)
 
 
-def conduct(study: Study) -> tuple[Inputs, list[dict[str, Any]]]:
-    """Run the study, write what it wants written, and tell what came of it, policy by policy."""
+def conduct(study: Study) -> tuple[Inputs, list[dict[str, Any]], list[str]]:
+    """Run the study and write what it wants written. What came of it, policy by policy; and what could
+    not be written, which is no reason to keep the rest from anybody."""
     _check_outputs(study)
     found = read(study)
+    for choice in found.choices:
+        best(found, choice.anywhere)  # it is kept; and if it is refused, better know it now
     with TemporaryDirectory() as spool:
         if study.warehouse:
-            _load(study.warehouse, spool)  # nothing yet; but if it cannot be written, better know it now
+            _check_warehouse(study.warehouse, spool)
         outcomes = _run(found, spool if study.warehouse else "")
-        _write(found, outcomes)
-        if study.warehouse:
-            _load(study.warehouse, spool)
-    return found, [tell(found, *each) for each in zip(found.choices, outcomes, strict=True)]
+        unwritten = list(_write(found, outcomes, spool))
+    return found, [tell(found, *each) for each in zip(found.choices, outcomes, strict=True)], unwritten
 
 
 # -- running ----------------------------------------------------------------------------------
@@ -209,13 +210,38 @@ def _check_outputs(study: Study) -> None:
     """Before hours of simulation: whether what it writes could be written."""
     from gpu_flows.analytics.recorded import is_warehouse
 
-    for path in (study.jobs_out, study.warehouse):
-        if path and not path.absolute().parent.is_dir():
-            raise BadInput(f"There is no folder {path.absolute().parent} to write {path.name} to.")
     if study.jobs_out and study.jobs_out.suffix not in (".csv", ".json"):
         raise BadInput(f"--jobs-out {study.jobs_out} must end in .csv or .json.")
+    if study.charts and os.path.isfile(study.charts):
+        raise BadInput(f"--charts {study.charts} is a file; name a folder.")
+    chart = study.charts and study.charts / "turnaround.svg"
+    for option, path in (("jobs-out", study.jobs_out), ("warehouse", study.warehouse), ("charts", chart)):
+        if path:
+            _try_to_write(option, path)
     if study.warehouse and study.warehouse.exists() and not is_warehouse(study.warehouse):
         raise BadInput(f"--warehouse {study.warehouse} is there already, and is no DuckDB file.")
+
+
+def _try_to_write(option: str, path: Path) -> None:
+    """Open the file as if to write it. Whatever that makes, folders too, is taken away again."""
+    file = Path(os.path.realpath(path))  # a link is not ours to take away
+    absent = [each for each in (file, *file.parents) if not os.path.exists(each)]
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.open("a").close()
+    except OSError as error:
+        raise BadInput(f"--{option}: {path} cannot be written: {error.strerror}.") from None
+    finally:
+        for made in filter(os.path.exists, absent):
+            made.rmdir() if made.is_dir() else made.unlink()
+
+
+def _check_warehouse(warehouse: Path, spool: str) -> None:
+    """It may be a file that can be written and yet no warehouse of ours, or in use: load nothing into it."""
+    try:
+        _load(warehouse, spool)
+    except Problem as problem:
+        raise BadInput(problem.what, "Name another file, or try again.") from None
 
 
 def _spool(found: Inputs, choice: Choice, simulation: Simulation, folder: str) -> None:
@@ -245,31 +271,50 @@ def _load(warehouse: Path, spool: str) -> None:
         simulated.load(warehouse, Path(spool))
     except WarehouseError as error:
         what = re.split("[;.] facts wait", str(error), flags=re.IGNORECASE)[0]  # not these: they are gone
-        raise Problem(f"{what}.", "No facts were written; name another file, or try again.") from None
+        raise Problem(f"{what}.") from None
 
 
-def _write(found: Inputs, outcomes: Sequence[Outcome]) -> None:
+def _write(found: Inputs, outcomes: Sequence[Outcome], spool: str) -> Iterator[str]:
+    """Each of the outputs, whatever becomes of the others. Tells what could not be written, and why."""
+    study = found.study
     by_policy = {each.label: outcome for each, outcome in zip(found.choices, outcomes, strict=True)}
-    try:
-        if found.study.jobs_out:
-            _write_jobs(found.study.jobs_out, by_policy)
-        if found.study.charts:
-            _write_charts(found.study.charts, by_policy)
-    except OSError as error:
-        raise Problem(f"{error.filename} cannot be written: {error.strerror}.") from None
+    outputs: list[tuple[Path | None, Callable[[Path], None]]] = [
+        (study.jobs_out, lambda path: _write_jobs(path, by_policy)),
+        (study.charts, lambda path: _write_charts(path, by_policy)),
+        (study.warehouse, lambda path: _load(path, spool)),
+    ]
+    for path, write in outputs:
+        try:
+            if path:
+                write(path)
+        except OSError as error:
+            yield f"{error.filename or path} cannot be written: {error.strerror}."
+        except Problem as problem:
+            yield f"{problem.what} No facts were written."
 
 
 def _write_jobs(path: Path, outcomes: Mapping[str, Outcome]) -> None:
     every = [(label, *row) for label, outcome in outcomes.items() for row in outcome.jobs]
     columns = ("policy", *ROW)
+    path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", encoding="utf-8", newline="") as file:
         if path.suffix == ".json":
             json.dump([dict(zip(columns, row, strict=True)) for row in every], file, indent=1)
         else:
-            devices = columns.index("devices")
             writer = csv.writer(file, lineterminator="\n")
             writer.writerow(columns)
-            writer.writerows((*row[:devices], " ".join(row[devices]), *row[devices + 1 :]) for row in every)
+            writer.writerows(map(_as_text, row) for row in every)
+
+
+def _as_text(value: object) -> object:
+    """What a cell of a CSV file holds: devices by blanks, and true or false as in JSON."""
+    match value:
+        case list():
+            return " ".join(value)
+        case bool():
+            return str(value).lower()
+        case _:
+            return value
 
 
 def _write_charts(folder: Path, outcomes: Mapping[str, Outcome]) -> None:

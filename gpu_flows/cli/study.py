@@ -30,14 +30,17 @@ class Study:
         str, typer.Option(metavar="SPEC", help="Jobs out of thin air, such as poisson:jobs=1000.")
     ] = ""
     policy: Annotated[
-        str,
+        list[str] | None,
         typer.Option(
             "--policy",
             "--policies",
             metavar="NAMES",
-            help="By commas, with options as in fifo,srtf:by=service; `all` are those that apply.",
+            help="By commas, or several times. Options follow a colon, by commas too: "
+            "fifo:skip=true,placement=best_fit,sjf are two policies. `all` are those that apply. "
+            "By itself: fifo, and all of them in `compare`.",
+            show_default=False,
         ),
-    ] = ""
+    ] = None
     format: Annotated[
         str,
         typer.Option(metavar="NAME", help="The trace's format, perhaps with options: gavel:reference=p100."),

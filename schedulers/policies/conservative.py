@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import deque
+from itertools import islice
 from typing import Any
 
 from pydantic import Field
@@ -63,12 +65,16 @@ class Conservative(Policy):
         forecast = Forecast(state)
         foreseen = iter(self.reservations if self._forecast and forecast.foreseen_by(self._forecast) else ())
         groups = (group for _, _, job, group in state.line.heads() if forecast.can_serve(job))
-        for _, _, job in in_order(groups):
+        jobs = (job for _, _, job in in_order(groups))
+        ahead = deque(islice(jobs, self.options.depth))
+        while ahead and len(forecast.slots) < self.options.depth:
+            job = ahead.popleft()
+            ahead.extend(islice(jobs, 1))
             slot = next(foreseen, None)
             if slot and slot.job is not job:
                 foreseen, slot = iter(()), None  # others stand before it than it seemed
-            if len(forecast.slots) == self.options.depth or not (slot or state.cluster.idle):
-                break
+            if not slot and not forecast.has_spare(min(map(forecast.takes, (job, *ahead)))):
+                break  # not even the shortest of the others can start now
             devices = forecast.devices_now(slot) if slot else forecast.room_now(job, self.options)
             if devices:
                 state.draft.start(job, devices)

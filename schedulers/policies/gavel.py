@@ -101,6 +101,8 @@ class Gavel(Policy):
         running = [each for each in state.running.values() if each.devices]
         if running and state.now < self._ends:
             return state.draft.plan(self._ends)
+        if not running and not len(state.line):
+            return state.draft.plan()
         self._look_around(state.cluster)
         self._note(running, state)
         self._renew(state)

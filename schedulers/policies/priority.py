@@ -16,7 +16,7 @@ from gpu_flows.schedulers.line import Entry
 from gpu_flows.schedulers.model import Job, Plan, Progress, Running
 from gpu_flows.schedulers.placement import PlacementOptions
 from gpu_flows.schedulers.policy import Policy, State
-from gpu_flows.schedulers.serving import _made_room, _somebody_behind, serve
+from gpu_flows.schedulers.serving import make_room, serve, somebody_behind
 
 
 class PriorityOptions(PlacementOptions):
@@ -83,8 +83,8 @@ class Priority(Policy):
                 else:
                     heappop(heads)
                 continue
-            yielding = preempting and _somebody_behind(state, rank)
-            if yielding and _made_room(state, self.options, rank, job):
+            yielding = preempting and somebody_behind(state, rank)
+            if yielding and make_room(state, self.options, rank, job):
                 return True
             groups = [head[3] for head in heads if yielding or head[3].gpus <= cluster.idle]
             others = (entry for entry in in_order(groups) if entry[2] is not job)
@@ -111,18 +111,18 @@ class Priority(Policy):
             if devices:
                 state.draft.start(job, devices)
                 forecast.started(job)
-            elif yielding_to and self._made_room_within(forecast, state, rank, job, yielding_to):
+            elif yielding_to and self._make_room_within(forecast, state, rank, job, yielding_to):
                 return True
             else:
                 hopeless.add(like)
         return False
 
-    def _made_room_within(
+    def _make_room_within(
         self, forecast: Forecast, state: State, rank: Any, job: Job, promised: Slot
     ) -> bool:
         """Start the job in the place of lower ones, unless that breaks the promise."""
         mark, end = state.draft.mark, forecast.end_of(job)
-        if not _made_room(state, self.options, rank, job):
+        if not make_room(state, self.options, rank, job):
             return False
         if forecast.allows(job, state.running[job.id].devices, end):
             return True

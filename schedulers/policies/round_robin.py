@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from heapq import heappop, heapreplace
 from typing import Any
 
 from pydantic import Field
 
-from gpu_flows.schedulers.cluster import Cluster
+from gpu_flows.schedulers.cluster import Cluster, NodeState
 from gpu_flows.schedulers.model import Device, Job, Plan
 from gpu_flows.schedulers.placement import PlacementOptions
 from gpu_flows.schedulers.policy import Policy, State
+from gpu_flows.schedulers.serving import serve
 
 
 class RoundRobinOptions(PlacementOptions):
@@ -40,23 +40,8 @@ class RoundRobin(Policy):
         self.last = ""
 
     def plan(self, state: State) -> Plan:
-        cluster, draft = state.cluster, state.draft
-        if self.options.sharing == "exclusive" and not cluster.idle:
-            return draft.plan()
-        heads = state.line.heads()
-        while heads:
-            _, _, job, group = heads[0]
-            devices = self._in_turn(job, cluster)
-            if not devices:
-                break
-            draft.start(job, devices)
-            self.last = devices[-1].node
-            following = group.head()
-            if following:
-                heapreplace(heads, (*following, group))
-            else:
-                heappop(heads)
-        return draft.plan()
+        serve(state, self.options, strict=True, place=lambda job: self._in_turn(job, state.cluster))
+        return state.draft.plan()
 
     def _in_turn(self, job: Job, cluster: Cluster) -> tuple[Device, ...]:
         """Devices on the first node that may have the job, beginning after the last one served."""
@@ -65,10 +50,18 @@ class RoundRobin(Policy):
         able = cluster.able(job).nodes
         turns = [able & ~before, able & before]
         if self.options.wait_for_turn and not job.may_span_nodes:
-            first = next((next(cluster.those(turn)) for turn in turns if turn), None)
-            return self.options.place(job, cluster, among=first.bit) if first else ()
-        for turn in turns:
-            devices = self.options.place(job, cluster, among=turn) if turn else ()
-            if devices:
-                return devices
-        return self.options.place(job, cluster) if job.may_span_nodes else ()
+            servers = (node for turn in turns for node in cluster.those(turn))
+            first = next((node for node in servers if _is_large_enough(node, job)), None)
+            turns = [first.bit] if first else []
+        found: tuple[Device, ...] = ()
+        for turn in filter(None, turns):
+            found = found or self.options.place(job, cluster, among=turn)
+        if not found and job.may_span_nodes:
+            found = self.options.place(job, cluster)
+        if found:
+            self.last = found[-1].node
+        return found
+
+
+def _is_large_enough(node: NodeState, job: Job) -> bool:
+    return sum(job.accepts(state.device) for state in node.devices) >= job.gpus

@@ -47,7 +47,8 @@ class Srtf(Policy):
 
     def standing(self, running: Running) -> Standing:
         weight = running.job.gpus if self.options.by == "service" else 1
-        return Standing(running.due() * weight, -weight)
+        left = expected(running.job) - running.work(running.rated)
+        return Standing((left + running.rate * running.rated) * weight, -running.rate * weight)
 
     def plan(self, state: State) -> Plan:
         if self.options.elastic:

@@ -71,7 +71,10 @@ def optimum(
     solver.parameters.linearization_level = 2  # proves mean turnarounds several times sooner
     status = solver.solve(model)
     if status not in (cp_sat.OPTIMAL, cp_sat.FEASIBLE):
-        raise RuntimeError(f"No schedule was found in {seconds_limit:g} s: allow it more seconds.")
+        raise RuntimeError(
+            f"The exact optimum found no schedule in {seconds_limit:g} s: take fewer jobs, "
+            "or leave out --optimum."
+        )
     schedule = []
     for arrival, start, length, counts in zip(arrivals, starts, lengths, held, strict=True):
         begin = solver.value(start)
@@ -96,17 +99,18 @@ def _refuse_what_is_not_modelled(job: Job, nodes: Sequence[Node]) -> None:
     if job.memory_mb or job.min_gpus not in (0, job.gpus) or job.max_gpus not in (0, job.gpus):
         raise ValueError(
             f"Job {job.id} shares devices or is elastic, which the exact optimum does not model: "
-            "use `bounds`, or leave out memory_mb, min_gpus and max_gpus."
+            "leave out --optimum, or the columns gpu_memory_gb, min_gpus and max_gpus."
         )
     fitting = [sum(map(job.accepts, node.devices)) for node in nodes]
     if any(0 < fit < len(node.devices) for fit, node in zip(fitting, nodes, strict=True)):
         raise ValueError(
             f"Job {job.id} accepts only some devices of a node, which the exact optimum does not model: "
-            "declare the node as several, each with devices of one model."
+            "leave out --optimum, or declare the node as several, each with devices of one model."
         )
     if job.gpus > (sum(fitting) if job.may_span_nodes else max(fitting, default=0)):
         raise ValueError(
-            f"Job {job.id} asks for {job.gpus} devices, which these nodes never have: leave it out."
+            f"Job {job.id} asks for {job.gpus} devices, which these nodes never have: leave out --optimum, "
+            "or this job."
         )
 
 

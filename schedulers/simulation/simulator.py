@@ -22,7 +22,7 @@ from gpu_flows.schedulers.simulation.estimates import Estimates, Oracle
 from gpu_flows.schedulers.simulation.workload import Arrival
 from gpu_flows.schedulers.simulation.world import Breakdown, World
 
-IDLE_WAKES = 1_000  # wake-ups in a row in which nothing moves: the policy is waiting for nothing
+QUIET = 5_000  # events in a row in which no job comes or ends: time to see whether any gets further
 
 
 @dataclass(slots=True)
@@ -95,7 +95,7 @@ class _Run:
         estimates: Estimates,
         progress: Callable[[int], None] | None,
     ) -> None:
-        self._arrivals = sorted(arrivals, key=lambda each: each.job.order)
+        self._arrivals = sorted(arrivals, key=lambda each: (each.job.submitted, each.job.order))
         self._world, self._estimates, self._progress = world, estimates, progress
         self._plain = world.is_plain
         self._engine = Engine(nodes, policy, can_preempt=True, speed=world.profile.speed)
@@ -107,11 +107,13 @@ class _Run:
         self._due: dict[str, float] = {}  # job id -> when it will end as things stand
         self._pushed = 0
         self._ended = 0
+        self._unsaved: set[str] = set()  # whose last attempt broke down
+        self._furthest: dict[str, float] = {}  # how much of it a job ever had done, when last looked at
 
     def run(self) -> Simulation:
         engine, arrivals, ends = self._engine, self._arrivals, self._ends
         breakdowns = self._world.breakdowns(self._found.nodes)
-        next_arrival, idle_wakes = 0, 0
+        next_arrival, quiet, ended, endless = 0, 0, 0, False
         while True:
             arrival_at = arrivals[next_arrival].job.submitted if next_arrival < len(arrivals) else math.inf
             now = min(arrival_at, self._next_end())
@@ -137,11 +139,12 @@ class _Run:
                     self._close(action.running, now, "preempted")
                 else:
                     self._refuse(action)
-            alone = next_arrival == len(arrivals) and not engine.running
-            idle_wakes = idle_wakes + 1 if alone and not actions else 0
-            if idle_wakes > IDLE_WAKES:
+            quiet = quiet + 1 if next_arrival == len(arrivals) and self._ended == ended else 0
+            ended = self._ended
+            endless = quiet > 0 and quiet % QUIET == 0 and not self._gets_further(now)
+            if endless:
                 break
-        self._report_unfinished()
+        self._report_unfinished(endless)
         self._found.policy_error = engine.policy_error
         return self._found
 
@@ -157,7 +160,8 @@ class _Run:
             result.started = now
         world = self._world
         if not self._plain or len(start.devices) != job.gpus:
-            pause = world.pause_s(before, start.devices)
+            pause = world.pause_s(before, start.devices, job.id not in self._unsaved)
+            self._unsaved.discard(job.id)
             self._engine.paced(job.id, now, world.rate(job, start.devices, self._engine), pause)
             self._repace_neighbours(running, now)
         self._expect_end(running)
@@ -221,6 +225,7 @@ class _Run:
         for running in list(engine.running.values()):
             if any(breakdown.hits(device) for device in running.devices):
                 self._found.losses += 1
+                self._unsaved.add(running.job.id)
                 progress = self._world.kept(running, now)
                 engine.requeue(running.job.id, progress)
                 self._close(running, now, "lost")
@@ -241,11 +246,21 @@ class _Run:
                 engine.paced(job_id, now, rate, max(0.0, other.rated - now))
                 self._expect_end(other)
 
-    def _report_unfinished(self) -> None:
+    def _report_unfinished(self, endless: bool) -> None:
         """Whoever is left says why: no job is dropped in silence."""
+        never = Reason(
+            "endless", "It would never end: nobody who runs gets any further, or all of it is lost."
+        )
         for job, reason in self._engine.reasons():
-            self._results[job.id].trouble = reason
+            self._results[job.id].trouble = never if endless else reason
         for job_id in self._engine.running:
-            self._results[job_id].trouble = Reason(
-                "endless", "It runs at no speed at all and would never end."
-            )
+            self._results[job_id].trouble = never
+
+    def _gets_further(self, now: float) -> bool:
+        """Whether any running job has more of it done than it ever had when this was asked."""
+        further = False
+        for job_id, running in self._engine.running.items():
+            done = running.work(now)
+            if done > self._furthest.get(job_id, 0.0):
+                self._furthest[job_id], further = done, True
+        return further

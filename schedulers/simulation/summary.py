@@ -2,7 +2,8 @@
 
 turnaround = end - submission; queueing = turnaround - time on devices; makespan = last end - first
 submission. All of them are about the jobs that finished. Percentiles are nearest-rank: the p90 is
-the turnaround of a real job, and nine in ten jobs took no longer.
+the turnaround of a real job, and nine in ten jobs took no longer. A deadline is missed by a job that
+ended later, or never.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from gpu_flows.schedulers.simulation.simulator import JobResult, Simulation
 FINISHED, IMPOSSIBLE, UNFINISHED = "finished", "impossible", "unfinished"
 
 Floats = NDArray[np.float64]
+
+CLOCK_NOISE_S = 1e-6  # sums of times are not exact: so little too late is in time
 
 
 class JobsLost(Exception):
@@ -48,6 +51,8 @@ class Summary:
     unfinished: int
     decisions: int
     policy_error: str
+    deadlines: int  # jobs that have one
+    deadlines_missed: int
 
 
 def summarize(simulation: Simulation, use: Use | None = None) -> Summary:
@@ -66,6 +71,7 @@ def summarize(simulation: Simulation, use: Use | None = None) -> Summary:
     turnarounds = np.sort(turnarounds_s(simulation))
     makespan_s = makespan(ended)
     capacity = use.devices * makespan_s
+    missed = [missed_deadline(job) for job in simulation.jobs]
     return Summary(
         jobs=len(simulation.jobs),
         finished=finished,
@@ -85,6 +91,8 @@ def summarize(simulation: Simulation, use: Use | None = None) -> Summary:
         unfinished=unfinished,
         decisions=simulation.decisions,
         policy_error=simulation.policy_error,
+        deadlines=len(missed) - missed.count(None),
+        deadlines_missed=missed.count(True),
     )
 
 
@@ -95,6 +103,14 @@ def outcome(job: JobResult) -> str:
     if job.trouble is None:
         return ""
     return IMPOSSIBLE if job.trouble.code == "impossible" else UNFINISHED
+
+
+def missed_deadline(job: JobResult) -> bool | None:
+    """Whether it ended too late, or never. None if there is no deadline to miss."""
+    deadline = job.arrival.job.deadline
+    if deadline is None:
+        return None
+    return job.ended is None or job.ended > deadline + CLOCK_NOISE_S
 
 
 def makespan(ended: Sequence[JobResult]) -> float:
@@ -121,7 +137,7 @@ def _percentile(ascending: Floats, percent: int) -> float:
 
 ROW = (
     *("job_id", "user", "gpus", "submit", "start", "end", "turnaround", "queueing", "attempts"),
-    *("devices", "outcome", "reason"),
+    *("devices", "outcome", "reason", "deadline", "priority", "missed"),
 )
 
 
@@ -142,6 +158,9 @@ def rows(simulation: Simulation) -> Iterator[tuple[object, ...]]:
             [device.id for device in result.devices],
             outcome(result),
             str(result.trouble or ""),
+            job.deadline,
+            job.priority,
+            missed_deadline(result),
         )
 
 

@@ -62,7 +62,8 @@ class Breakdowns:
         heapify(self._queue)
 
     def _expect(self, now: float, mtbf_s: float, breakdown: Breakdown) -> None:
-        after = self._random.expovariate(1 / (self._repair_s if breakdown.back else mtbf_s))
+        mean = self._repair_s if breakdown.back else mtbf_s
+        after = self._random.expovariate(1 / mean) if mean else 0.0
         heappush(self._queue, (now + after, len(self._queue), mtbf_s, breakdown))
 
     @property
@@ -79,7 +80,7 @@ class Breakdowns:
 class World:
     profile: Profile = field(default_factory=Profile)
     tiers: Tiers = field(default_factory=Tiers)
-    interference: float = 0.0  # slowdown for each other job on a shared device, beyond its fair share
+    interference: float = 0.0  # slowdown for each other job on a device; 1: they take turns
     checkpoint_s: float = 0.0  # time to save a job that is preempted
     restart_s: float = 0.0  # time until a job that ran before gets work done again
     migration_s: float = 0.0  # the same, on top, if it comes back on other nodes
@@ -107,13 +108,14 @@ class World:
         crowd = max(len(engine.cluster.devices[device.id].holders) for device in devices)
         return rate / (1 + self.interference * (crowd - 1))
 
-    def pause_s(self, before: tuple[Device, ...], after: tuple[Device, ...]) -> float:
+    def pause_s(self, before: tuple[Device, ...], after: tuple[Device, ...], saved: bool) -> float:
         """How long a job takes to get going on these devices, after it was stopped on those: nothing
-        the first time."""
+        the first time. The time to save it is paid here too, unless it broke down unsaved."""
         if not before:
             return 0.0
         moved = {device.node for device in after} != {device.node for device in before}
-        return self.checkpoint_s + self.restart_s + (self.migration_s if moved else 0.0)
+        saving = self.checkpoint_s if saved else 0.0
+        return saving + self.restart_s + (self.migration_s if moved else 0.0)
 
     def kept(self, running: Running, now: float) -> Progress:
         """What a job that broke down has behind it: all up to its last checkpoint."""

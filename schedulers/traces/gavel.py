@@ -88,7 +88,8 @@ class Gavel(Format):
         if path is None:
             raise TraceError(
                 f"Trace {table.path} counts training steps, not seconds. Give throughputs=FILE with "
-                "Gavel's simulation_throughputs.json or physical_cluster_throughputs.json."
+                "Gavel's simulation_throughputs.json or physical_cluster_throughputs.json; "
+                "on the command line: --profile FILE (or --format gavel:throughputs=FILE)."
             )
         try:
             tables = json.loads(path.read_bytes())

@@ -18,7 +18,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache
 from inspect import isabstract
-from operator import attrgetter
 from pathlib import Path
 from random import Random
 from typing import Any, ClassVar
@@ -188,7 +187,7 @@ def load(
 
     reading = read(path, format, **options)
     with _nothing_is_garbage():
-        arrivals = sorted(reading, key=attrgetter("job.order"))
+        arrivals = sorted(reading, key=lambda each: (each.job.submitted, each.job.order))
     skipped = reading.skipped
     choices: dict[str, Callable[[list[Arrival]], list[Arrival]]] = {
         "outside since and until": lambda jobs: _between(jobs, since, until),
