@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 from command_line.run import EVIL, Said, gpu_flows, gpu_flows_process, refused
+from rich.console import Console
 
-from gpu_flows.cli import inputs
+from gpu_flows.cli import inputs, parts
 from gpu_flows.cli import simulate as module
 from gpu_flows.cli.inputs import _specs
 from gpu_flows.schedulers import policy as registry
@@ -588,10 +589,17 @@ def test_compare_tries_every_policy_that_applies(trace: Path) -> None:
     assert "Left out: " in simulate(trace, "--policy", "all").out
 
 
-def test_compare_shows_who_finished_and_p90(trace: Path) -> None:
-    assert header(simulate(trace, "--policies", "fifo", command="compare"))[:6] == [
-        *("policy", "finished", "makespan", "turnaround", "p50", "p90")
-    ]
+def test_compare_shows_who_finished_and_p90_if_there_is_room(
+    trace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def shown() -> list[str]:
+        return header(simulate(trace, "--policies", "fifo", command="compare"))
+
+    assert shown()[:6] == ["policy", "finished", "makespan", "turnaround", "p50", "p90"]
+    monkeypatch.setattr(parts, "console", lambda: Console(width=130))
+    assert shown()[:5] == ["policy", "makespan", "turnaround", "p50", "p99"]
+    monkeypatch.setattr(parts, "console", lambda: Console(width=80))
+    assert shown() == ["policy", "fifo"]
 
 
 def test_help_tells_the_default_and_how_options_are_written() -> None:

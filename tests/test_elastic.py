@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from gpu_flows.schedulers.cluster import Cluster
 from gpu_flows.schedulers.cluster_spec import declare
 from gpu_flows.schedulers.draft import Draft
-from gpu_flows.schedulers.elastic import Division, ElasticOptions, Shares, by_gain, in_rounds, resize
+from gpu_flows.schedulers.elastic import Division, ElasticOptions, Shares, by_gain, in_rounds
 from gpu_flows.schedulers.engine import Engine
 from gpu_flows.schedulers.ladder import Ladder
 from gpu_flows.schedulers.line import Line
@@ -22,6 +22,7 @@ from gpu_flows.schedulers.model import NO_PROGRESS, Job, Preempt, Running, Start
 from gpu_flows.schedulers.policies.afs_l import one_by_one
 from gpu_flows.schedulers.policies.ffdl import largest_sum
 from gpu_flows.schedulers.policy import Policy, Speed, State, linear, make_policy
+from gpu_flows.schedulers.resizing import resize
 from gpu_flows.schedulers.simulation.profiles import SCHEDULEARN, Profile
 from gpu_flows.schedulers.simulation.simulator import Simulation, simulate
 from gpu_flows.schedulers.simulation.workload import Arrival

@@ -150,7 +150,8 @@ def _choices(study: Study, trace: Trace) -> tuple[list[Choice], dict[str, str]]:
         raise BadInput("--policy names no policy.", f"Name some of {', '.join(known)}; or all.")
     specs = _specs(",".join(asked))
     unfit = _unfit(study, trace, known) if "all" in specs else {}
-    fit = sorted(known.keys() - unfit.keys(), key=lambda name: (name != "fifo", name))  # to compare with it
+    # fifo is the first of all, to compare the others with
+    fit = sorted(known.keys() - unfit.keys(), key=lambda name: (name != "fifo", name))
     chosen: dict[str, Choice] = {}
     for spec in specs:
         for label in fit if spec == "all" else [spec]:

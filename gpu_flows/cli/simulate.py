@@ -62,7 +62,8 @@ def simulate(study: Study, as_json: JsonOption = False) -> None:
 
     It is the live engine with another clock, and the same seed gives the same answer. Times are in
     seconds; percentiles are nearest-rank. Figures are of the jobs that finished; the others are named
-    with their reason. Exit code 1 means that a policy failed, 2 that the input makes no sense.
+    with their reason. Exit code 1 means that a policy failed or an output could not be written, 2 that
+    the input makes no sense.
     """
     found, told, unwritten = conduct(study)
     parts.print_json(told) if as_json else draw(found, told)
