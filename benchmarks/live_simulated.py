@@ -9,6 +9,7 @@ started in the same order. Takes about two minutes. Exit code 1 when a goal is m
 
 from __future__ import annotations
 
+from itertools import combinations
 from statistics import fmean
 
 from common import Api, Goal, arguments, carry_out, conclude, private_stack, say, wait_until
@@ -49,8 +50,8 @@ def main() -> int:
         rows = answer(warehouse, LIVE).rows
         arrivals = load(warehouse).arrivals
     found = simulate(arrivals, declare(asked.cluster), make_policy("fifo"))
-    live_order = [row[0] for row in sorted(rows, key=lambda row: row[1])]
-    order = [job.arrival.job.id for job in sorted(found.jobs, key=lambda job: job.started or 0.0)]
+    live_start = {row[0]: row[1] for row in rows}
+    starts = sorted((job.started or 0.0, live_start[job.arrival.job.id]) for job in found.jobs)
     live = {
         "makespan": max(row[3] for row in rows) - min(row[2] for row in rows),
         "mean turnaround": fmean(row[4] for row in rows),
@@ -65,8 +66,9 @@ def main() -> int:
         off = 100 * (simulated[what] / seconds - 1)
         print(f"{what:<18}{seconds:>10.2f}{simulated[what]:>13.2f}{off:>+8.1f}%")
         goals.append(Goal(f"{what}: off by", abs(off), 5.0, " %"))
-    swapped = sum(here != there for here, there in zip(live_order, order, strict=True))
-    goals.append(Goal("jobs that started in another order", swapped, 0))
+    # What one plan starts is launched side by side, in no particular order.
+    swapped = sum(here[0] < there[0] and here[1] > there[1] for here, there in combinations(starts, 2))
+    goals.append(Goal("pairs of jobs that started the other way round", swapped, 0))
     return conclude(goals, {"live": live, "simulated": simulated}, asked.json)
 
 

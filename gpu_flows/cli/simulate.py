@@ -23,7 +23,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from gpu_flows.analytics import charts
 from gpu_flows.cli import parts
 from gpu_flows.cli.findings import Outcome, Picture, blame, draw, tell
 from gpu_flows.cli.inputs import Choice, Inputs, best, jobs, read
@@ -119,9 +118,7 @@ def _simulate(found: Inputs, number: int, spool: str, done: Callable[[int], None
         cpu,
         troubles=[job for job in named if job["outcome"] != FINISHED][:MOST_TROUBLES],
         jobs=every if study.jobs_out else [],
-        picture=Picture(turnarounds_s(simulation), use, charts.gantt(choice.label, simulation, use))
-        if study.charts
-        else None,
+        picture=_picture(choice.label, simulation, use) if study.charts else None,
     )
 
 
@@ -318,7 +315,15 @@ def _as_text(value: object) -> object:
             return value
 
 
+def _picture(label: str, simulation: Simulation, use: Use) -> Picture:
+    from gpu_flows.analytics import charts  # for those only who want some
+
+    return Picture(turnarounds_s(simulation), use, charts.gantt(label, simulation, use))
+
+
 def _write_charts(folder: Path, outcomes: Mapping[str, Outcome]) -> None:
+    from gpu_flows.analytics import charts
+
     pictures = {label: outcome.picture for label, outcome in outcomes.items() if outcome.picture}
     drawn = {
         "turnaround": charts.turnaround_cdf({label: each.turnarounds for label, each in pictures.items()}),
