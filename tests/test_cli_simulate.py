@@ -440,6 +440,18 @@ def test_a_profile_says_how_fast_kinds_run_on_models(tmp_path: Path) -> None:
     assert "'h100'" in refused(gpu_flows("simulate", "--trace", str(trace), *words))
 
 
+def test_a_profile_says_how_much_kinds_suffer_from_distance(tmp_path: Path) -> None:
+    rows = ["job_id,submit_time,num_gpus,duration,model", "a,0,2,100,resnet", "b,400,2,100,other"]
+    trace = write(tmp_path / "t.csv", *rows)
+    table = {"reference": "GPU", "throughput": {"": {"GPU": {"1": 1, "2": 2}}}}
+    profile = write(tmp_path / "p.json", json.dumps({**table, "slowdown": {"resnet": [3, 4]}}))
+    words = ["--cluster", "2x1", "--profile", str(profile), "--tier-slowdown", "1.5,2", "--json"]
+    [told] = gpu_flows("simulate", "--trace", str(trace), *words).json
+    assert told["avg_turnaround_s"] == (300 + 150) / 2
+    write(profile, json.dumps({**table, "slowdown": {"resnet": 3}}))
+    assert "slowdowns" in refused(gpu_flows("simulate", "--trace", str(trace), *words))
+
+
 def test_gavel_tables_tell_durations_and_speeds(tmp_path: Path) -> None:
     measured = {"k80": 10.0, "v100": 40.0}
     table = {model: {"('ResNet-18', 1)": {"null": rate}} for model, rate in measured.items()}

@@ -266,7 +266,7 @@ def _counts_steps(trace: Path, name: str) -> bool:
 def _world(study: Study, nodes: Sequence[Node]) -> World:
     return World(
         profile=_profile(study, nodes),
-        tiers=_tiers(study.tier_slowdown),
+        tiers=_tiers(study.tier_slowdown, _slowdowns(study.profile)),
         interference=study.interference,
         checkpoint_s=study.checkpoint_seconds,
         restart_s=study.restart_seconds,
@@ -279,7 +279,7 @@ def _world(study: Study, nodes: Sequence[Node]) -> World:
     )
 
 
-def _tiers(typed: str) -> Tiers:
+def _tiers(typed: str, kinds: dict[str, tuple[float, float]]) -> Tiers:
     try:
         slowdowns = [float(each) for each in typed.split(",")] if typed else [1.0, 1.0]
     except ValueError:
@@ -287,7 +287,21 @@ def _tiers(typed: str) -> Tiers:
     if len(slowdowns) != 2 or not all(1 <= each < float("inf") for each in slowdowns):
         raise BadInput(f"--tier-slowdown {typed!r} is not two numbers of at least 1, such as 1.2,1.5.")
     nodes, racks = slowdowns
-    return Tiers(nodes, racks)
+    return Tiers(nodes, racks, kinds)
+
+
+def _slowdowns(profile: str) -> dict[str, tuple[float, float]]:
+    """How much kinds of jobs suffer from distance, where the profile says so: across nodes, across racks."""
+    if not _is_file(profile):
+        return {}
+    try:
+        found = json.loads(Path(profile).read_text(encoding="utf-8")).get("slowdown", {})
+        return {str(kind): (float(nodes), float(racks)) for kind, (nodes, racks) in found.items()}
+    except (ValueError, TypeError, AttributeError):
+        raise BadInput(
+            f"The slowdowns of profile {profile} are not understood.",
+            'Write {"slowdown": {KIND: [ACROSS_NODES, ACROSS_RACKS]}}.',
+        ) from None
 
 
 def _profile(study: Study, nodes: Sequence[Node]) -> Profile:
