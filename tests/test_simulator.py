@@ -36,7 +36,15 @@ def makespan(found: Simulation) -> float:
     [
         # Tiresias's own simulator on this window with 400 GPUs by count
         ("fifo", {}, 20_193.2, 12_323.7, 2_315_782, 0, 9_260),
-        ("fifo", {"skip": True}, 19_538.4, 11_668.9, 2_316_852, 0, 9_213),
+        (
+            "fifo",
+            {"skip": True},
+            19_538.44,
+            11_668.91,
+            2_316_852,
+            0,
+            9_213,
+        ),  # to the cent by the PAI simulator
         ("srtf", {}, 8_471.0, 601.4, 2_362_521, 4_385, 9_076),
         ("srtf", {"by": "service"}, 8_241.4, 371.8, 2_362_251, 2_152, 9_060),
         ("tiresias", {}, 8_317.9, None, 2_318_890, 2_606, 10_583),
@@ -55,7 +63,7 @@ def test_the_peers_answers_on_their_own_input_to_the_last_digit(
 ) -> None:
     arrivals = spanning(load(PHILLY).arrivals)
     found = simulate(arrivals, declare("100x4"), make_policy(policy, {"placement": "any", **options}))
-    digits = 2 if policy == "sjf" else 1
+    digits = 2 if policy == "sjf" or options == {"skip": True} else 1
     assert round(mean_turnaround(found), digits) == turnaround
     if queueing is not None:
         assert round(sum(job.queueing_s for job in found.jobs) / len(found.jobs), digits) == queueing
