@@ -44,7 +44,7 @@ def makespan(found: Simulation) -> float:
             2_316_852,
             0,
             9_213,
-        ),  # to the cent by the PAI simulator
+        ),  # PAI's too
         ("srtf", {}, 8_471.0, 601.4, 2_362_521, 4_385, 9_076),
         ("srtf", {"by": "service"}, 8_241.4, 371.8, 2_362_251, 2_152, 9_060),
         ("tiresias", {}, 8_317.9, None, 2_318_890, 2_606, 10_583),
