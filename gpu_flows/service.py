@@ -101,6 +101,7 @@ class PoolService:
             await self._insist(self._recover)
             self.dispatcher.active = True
             self._poll_soon()
+            await self._publish()  # who serves can be asked
             cluster = self.engine.cluster
             self._log.info(
                 "Serving pool %r with policy %r: %d devices on %d nodes.",
@@ -315,19 +316,21 @@ class PoolService:
     async def _keep_publishing(self) -> None:
         while True:
             await asyncio.sleep(1.0)
-            if not self.dispatcher.active:
-                continue
-            settings, recorder = self._settings, self._recorder
-            status = status_of(
-                self.pool.name,
-                self._identity()[0],
-                self.engine,
-                settings.options,
-                settings.refused_edit,
-                settings.readings,
-                " ".join(filter(None, [settings.trouble, recorder.trouble if recorder else ""])),
-            )
-            await asyncio.to_thread(publish, status)
+            if self.dispatcher.active:
+                await self._publish()
+
+    async def _publish(self) -> None:
+        settings, recorder = self._settings, self._recorder
+        status = status_of(
+            self.pool.name,
+            self._identity()[0],
+            self.engine,
+            settings.options,
+            settings.refused_edit,
+            settings.readings,
+            " ".join(filter(None, [settings.trouble, recorder.trouble if recorder else ""])),
+        )
+        await asyncio.to_thread(publish, status)
 
     def _record(self, *facts: Any) -> None:
         if self._recorder:

@@ -212,19 +212,19 @@ def idle_in_racks(on: Cluster) -> dict[str, int]:
 def test_the_cluster_knows_what_is_idle_in_each_rack_and_where_anything_changed() -> None:
     random = Random(1)
     on = Cluster(declare("12x4@4"))
-    holders: list[Job] = []
+    holders: list[tuple[Job, tuple[Device, ...]]] = []
     for number in range(300):
         before, touched = on.moment, set[str]()
         if holders and random.random() < 0.5:
-            job = holders.pop(random.randrange(len(holders)))
-            touched |= {device.node for device in on.held_by(job.id)}
+            job, devices = holders.pop(random.randrange(len(holders)))
+            touched |= {device.node for device in devices}
             on.give_back(job)
         else:
             job = Job(f"{number}", gpus=random.randint(1, 6), may_span_nodes=True)
             devices = PlacementOptions(placement="any").place(job, on)
             if devices:
                 on.take(job, devices)
-                holders.append(job)
+                holders.append((job, devices))
                 touched |= {device.node for device in devices}
         device = random.choice(list(on.devices.values())).device
         if on.set_health(device.id, random.random() < 0.8):

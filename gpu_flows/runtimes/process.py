@@ -25,7 +25,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -289,7 +289,9 @@ def _write(path: Path, text: str) -> None:
 
 
 def _launch_from(stored: dict[str, Any]) -> Launch:
-    job = {**stored["job"], "nodes": tuple(stored["job"]["nodes"]), "models": tuple(stored["job"]["models"])}
+    known = {each.name for each in fields(Job) if each.init}  # the rest it works out by itself
+    job = {name: value for name, value in stored["job"].items() if name in known}
+    job |= {"nodes": tuple(job["nodes"]), "models": tuple(job["models"])}
     return Launch(
         **{
             **stored,
