@@ -32,7 +32,7 @@ Speed = Callable[[Job, str, int], float]
 
 def linear(job: Job, model: str, gpus: int) -> float:
     """Nothing is known of the job: every device of any model does the same work."""
-    return gpus / job.gpus
+    return gpus / job.gpus if job.gpus else 1.0
 
 
 @dataclass(slots=True)

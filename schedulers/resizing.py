@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from heapq import heappop, heapreplace
 
 from gpu_flows.schedulers.elastic import (
     Division,
@@ -25,7 +24,7 @@ from gpu_flows.schedulers.line import Rank
 from gpu_flows.schedulers.model import Device, Job, Running
 from gpu_flows.schedulers.placing import offered
 from gpu_flows.schedulers.policy import State
-from gpu_flows.schedulers.serving import serve
+from gpu_flows.schedulers.serving import serve, serve_at
 
 
 def serve_elastic(
@@ -131,14 +130,16 @@ class _Resize:
                 hopeless.add(job.ask)
 
     def _start(self, job: Job) -> bool:
-        """Start the job on its share, or on as many fewer devices as there are for it."""
+        devices = self._sized(job)
+        if devices:
+            self.draft.start(job, devices)
+        return bool(devices)
+
+    def _sized(self, job: Job) -> tuple[Device, ...]:
+        """As many devices as its share, or as many fewer as there are for it."""
         share = self.shares.get(job.id) or job.gpus
-        for count in range(min(share, self.cluster.idle), job.least - 1, -1):
-            devices = self._find(job, count)
-            if devices:
-                self.draft.start(job, devices)
-                return True
-        return False
+        counts = range(min(share, self.cluster.idle), job.least - 1, -1)
+        return next(filter(None, (self._find(job, count) for count in counts)), ())
 
     def _grow(self, running: Running, share: int) -> None:
         """Give the job more devices, as many up to its share as there are for it."""
@@ -236,16 +237,7 @@ class _Resize:
 
     def _start_others(self) -> None:
         """Start whoever fits into what the shares left over."""
-        if not self.cluster.idle:
-            return
-        heads = self.state.line.heads(self.cluster.idle)
-        while heads and self.cluster.idle:
-            _, _, job, group = heads[0]
-            following = group.head() if self._start(job) else None
-            if following:
-                heapreplace(heads, (*following, group))
-            else:
-                heappop(heads)
+        serve_at(self.state, self._sized, self.options)
 
     def _use_up(self) -> None:
         """Let jobs outgrow their shares, in order, where devices would be idle."""

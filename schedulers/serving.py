@@ -15,6 +15,7 @@ from typing import Any
 from gpu_flows.schedulers.cluster import NodeState
 from gpu_flows.schedulers.model import Device, Job, Running
 from gpu_flows.schedulers.placement import PlacementOptions
+from gpu_flows.schedulers.placing import SharingOptions
 from gpu_flows.schedulers.policy import State
 
 
@@ -26,17 +27,21 @@ def expected(job: Job) -> float:
 Place = Callable[[Job], tuple[Device, ...]]
 
 
-def serve(state: State, options: PlacementOptions, strict: bool = False, place: Place | None = None) -> None:
-    """Start waiting jobs in order where they fit. Strict: the first that does not fit ends the walk.
-    `place` finds the devices, if it is not the placement of the options that does."""
+def serve(state: State, options: PlacementOptions, strict: bool = False) -> None:
+    """Start waiting jobs in order where they fit. Strict: the first that does not fit ends the walk."""
+    serve_at(state, lambda job: options.place(job, state.cluster), options, strict)
+
+
+def serve_at(state: State, place: Place, sharing: SharingOptions, strict: bool = False) -> None:
+    """The same, for a policy that finds the devices in its own way."""
     cluster, draft = state.cluster, state.draft
-    exclusive = options.sharing == "exclusive"
+    exclusive = sharing.sharing == "exclusive"
     if exclusive and not cluster.idle:
         return
     heads = state.line.heads(None if strict or not exclusive else cluster.idle)
     while heads:
         _, _, job, group = heads[0]
-        devices = place(job) if place else options.place(job, cluster)
+        devices = place(job)
         if devices:
             draft.start(job, devices)
             if exclusive and not cluster.idle:

@@ -1,27 +1,22 @@
-"""`gpu-flows simulate` and `compare`: a trace and a cluster in; figures, jobs, facts and charts out."""
+"""`gpu-flows simulate`: a trace and a cluster in, figures out; and what may be said of both."""
 
 from __future__ import annotations
 
 import csv
 import json
 import os
-import xml.dom.minidom
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from command_line.run import EVIL, Said, gpu_flows, gpu_flows_process, refused
-from rich.console import Console
+from command_line.run import Said, gpu_flows, gpu_flows_process, refused
+from command_line.study import simulate, write
 
-from gpu_flows.cli import inputs, parts
 from gpu_flows.cli import simulate as module
 from gpu_flows.cli.inputs import _specs
 from gpu_flows.schedulers import policy as registry
 from gpu_flows.schedulers.model import Plan
 from gpu_flows.schedulers.policy import Policy, State
-from gpu_flows.schedulers.simulation.optimum import Optimum
-from gpu_flows.schedulers.simulation.optimum import optimum as real_optimum
 from gpu_flows.schedulers.simulation.simulator import simulate as real_simulation
 
 pytest_plugins = ["command_line.fixtures"]
@@ -32,28 +27,6 @@ KEYS = [
     *("p50_turnaround_s", "p90_turnaround_s", "p99_turnaround_s", "avg_queueing_s", "utilization"),
     *("preemptions", "lower_bound_makespan_s", "events", "wall_s"),
 ]
-
-
-@pytest.fixture
-def trace(tmp_path: Path) -> Path:
-    """Four jobs on one node of two devices, where fifo and srtf differ."""
-    return write(
-        tmp_path / "jobs.csv",
-        "job_id,submit_time,num_gpus,duration,user,utilization",
-        "long,0,2,100,ann,50",
-        "short,10,2,10,bob,100",
-        "small,20,1,30,ann,100",
-        "late,200,1,20,bob,80",
-    )
-
-
-def write(path: Path, *lines: str) -> Path:
-    path.write_text("\n".join(lines) + "\n")
-    return path
-
-
-def simulate(trace: Path, *words: str, command: str = "simulate") -> Said:
-    return gpu_flows(command, "--trace", str(trace), "--cluster", "1x2", *words)
 
 
 # Figures
@@ -215,180 +188,6 @@ def test_a_policy_that_fails_is_said_and_marked(trace: Path, monkeypatch: pytest
     assert {*compared["change"].values(), *compared["above_bound"].values()} == {None}
     alone = simulate(trace, "--policy", "broken", "--best", "makespan_s", "--json", command="compare").json
     assert alone["best"] is None
-
-
-# A row for every job
-
-
-def test_a_row_for_every_job_as_csv_and_json(trace: Path) -> None:
-    simulate(trace, "--policy", "srtf", "--jobs-out", "out.csv")
-    simulate(trace, "--policy", "srtf", "--jobs-out", "out.json")
-    row = next(csv.DictReader(Path("out.csv").read_text().splitlines()))
-    assert row == {
-        "policy": "srtf",
-        "job_id": "long",
-        "user": "ann",
-        "gpus": "2",
-        "submit": "0.0",
-        "start": "0.0",
-        "end": "140.0",
-        "turnaround": "140.0",
-        "queueing": "40.0",
-        "attempts": "2",
-        "devices": "SIM-node-1-0 SIM-node-1-1",
-        "outcome": "finished",
-        "reason": "",
-        "deadline": "",
-        "priority": "0",
-        "missed": "",
-    }
-    rows = json.loads(Path("out.json").read_text())
-    assert rows[0]["devices"] == ["SIM-node-1-0", "SIM-node-1-1"]
-    assert [each["job_id"] for each in rows] == ["long", "short", "small", "late"]
-
-
-# Deadlines
-
-
-@pytest.fixture
-def due(tmp_path: Path) -> Path:
-    """Four jobs one after the other: in time but for rounding, too late, without a deadline, impossible."""
-    return write(
-        tmp_path / "due.csv",
-        "job_id,submit_time,num_gpus,duration,deadline,priority",
-        *("punctual,0.1,2,0.2,0.3,7", "late,1,2,10,10,", "whenever,2,2,10,,", "never,3,9,1,1000,"),
-    )
-
-
-def test_deadlines_are_counted_and_shown_where_there_are_any(due: Path, trace: Path) -> None:
-    said = simulate(due, "--policy", "fifo", "--jobs-out", "out.csv", "--json")
-    [told] = said.json
-    assert list(told)[-2:] == ["deadlines", "deadlines_missed"]
-    assert (told["deadlines"], told["deadlines_missed"]) == (3, 2)
-    rows = list(csv.DictReader(Path("out.csv").read_text().splitlines()))
-    assert [row["missed"] for row in rows] == ["false", "true", "", "true"]
-    assert [row["priority"] for row in rows] == ["7", "0", "0", "0"]
-    assert float(rows[0]["deadline"]) == pytest.approx(0.2)  # the first job comes at second 0
-    assert rows[2]["deadline"] == ""
-    simulate(due, "--jobs-out", "out.json")
-    missed = [row["missed"] for row in json.loads(Path("out.json").read_text())]
-    assert missed == [False, True, None, True]
-    for command in ("simulate", "compare"):
-        assert "missed" in header(simulate(due, "--policy", "fifo", command=command))
-        assert "missed" not in header(simulate(trace, "--policy", "fifo", command=command))
-    words = ["--policy", "fifo,edf", "--best", "deadlines_missed", "--json"]
-    assert simulate(due, *words, command="compare").json["best"] in ("fifo", "edf")
-
-
-def header(said: Said) -> list[str]:
-    return said.out.splitlines()[2].split()
-
-
-def test_moves_have_a_column_where_there_are_any(trace: Path, tmp_path: Path) -> None:
-    elastic = write(
-        tmp_path / "e.csv",
-        "job_id,submit_time,num_gpus,duration,min_gpus,max_gpus",
-        *("a,0,1,100,1,2", "b,10,1,100,1,2"),
-    )
-    for command in ("simulate", "compare"):
-        assert "moved" in header(simulate(elastic, "--policy", "ffdl", command=command))
-        assert "moved" not in header(simulate(trace, "--policy", "fifo", command=command))
-
-
-# Outputs that cannot be written
-
-
-@pytest.mark.parametrize(
-    ("option", "path"),
-    [
-        *(("--jobs-out", "file/jobs.csv"), ("--jobs-out", "folder.csv")),
-        *(("--warehouse", "file/w.duckdb"), ("--warehouse", "folder.csv")),
-        *(("--charts", "file"), ("--charts", "file/charts")),
-    ],
-)
-def test_an_output_that_cannot_be_written_is_refused_before_the_work(
-    trace: Path, monkeypatch: pytest.MonkeyPatch, option: str, path: str
-) -> None:
-    def never(*arguments: Any) -> Any:
-        raise AssertionError("it was simulated")
-
-    monkeypatch.setattr(module, "run_simulation", never)
-    write(Path("file"), "mine")
-    Path("folder.csv").mkdir()
-    assert option in refused(simulate(trace, option, path))
-    assert Path("file").read_text() == "mine\n"
-
-
-def test_trying_outputs_leaves_nothing_behind(trace: Path) -> None:
-    before = sorted(Path.cwd().iterdir())
-    outputs = ["--jobs-out", "new/deep/jobs.csv", "--warehouse", "new/w.duckdb", "--charts", "drawn/svg"]
-    assert "no trace format" in refused(simulate(trace, *outputs, "--format", "nope"))
-    assert sorted(Path.cwd().iterdir()) == before
-    assert simulate(trace, *outputs).code == 0
-    assert all(Path(path).exists() for path in outputs[1::2])
-
-
-def test_results_are_told_even_if_they_cannot_be_written(
-    trace: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def in_the_way(*arguments: Any) -> Any:
-        Path("jobs.csv.d/out.csv").mkdir(parents=True, exist_ok=True)
-        return real_simulation(*arguments)
-
-    monkeypatch.setattr(module, "run_simulation", in_the_way)
-    words = ["--policy", "fifo", "--jobs-out", "jobs.csv.d/out.csv", "--charts", "charts", "--json"]
-    for command in ("simulate", "compare"):
-        if (blocking := Path("jobs.csv.d/out.csv")).exists():
-            blocking.rmdir()
-        said = simulate(trace, *words, command=command)
-        assert said.code == 1
-        assert "jobs.csv.d/out.csv cannot be written" in said.err
-        assert "Traceback" not in said.err
-        assert said.json
-        assert Path("charts/turnaround.svg").exists()
-
-
-# Charts and facts
-
-
-def test_charts_are_sound_svg_whatever_jobs_are_called(tmp_path: Path) -> None:
-    name = EVIL.replace("\n", " ").replace(",", "")
-    trace = write(tmp_path / "t.csv", "job_id,submit_time,num_gpus,duration", f"{name}<&>,0,1,90000")
-    assert simulate(trace, "--charts", "deep/charts", "--policy", "fifo,fifo:skip=true").code == 0
-    drawn = {path.name: path.read_text() for path in Path("deep/charts").iterdir()}
-    assert sorted(drawn) == [
-        "gantt-1-fifo.svg",
-        "gantt-2-fifo-skip-true.svg",
-        "turnaround.svg",
-        "utilization.svg",
-    ]
-    for text in drawn.values():
-        xml.dom.minidom.parseString(text)
-
-
-def test_facts_go_into_a_warehouse_that_is_a_trace_too(trace: Path) -> None:
-    simulate(trace, "--policy", "fifo,srtf", "--warehouse", "w.duckdb")
-    simulate(trace, "--policy", "fifo,srtf", "--warehouse", "w.duckdb")  # changes nothing
-    rows = gpu_flows("sql", "--database", "w.duckdb", "experiments", "--json").json
-    assert [(row["policy"], row["jobs"], row["avg_turnaround_s"]) for row in rows] == [
-        ("srtf", 4, 50.0),
-        ("fifo", 4, 85.0),
-    ]
-    assert len({row["experiment"] for row in rows}) == 1
-
-    warehouse = Path("w.duckdb")
-    several = refused(simulate(warehouse, "--policy", "fifo"))
-    assert "2 pools" in several
-    pool = several.partition("pool=")[2].partition(".")[0]
-    [again] = simulate(warehouse, "--format", f"warehouse:pool={pool}", "--policy", "srtf", "--json").json
-    assert again["avg_turnaround_s"] == 50
-    assert any("not recorded" in each for each in again["caveats"])
-
-
-def test_a_warehouse_is_never_made_of_somebody_elses_file(trace: Path) -> None:
-    before = trace.read_text()
-    assert "no DuckDB file" in refused(simulate(trace, "--warehouse", str(trace)))
-    assert trace.read_text() == before
 
 
 # What may be said of the workload, the cluster and the world
@@ -556,107 +355,3 @@ def test_a_bad_row_is_named_by_its_line(tmp_path: Path) -> None:
 
 def test_policies_are_told_apart_by_commas_that_are_not_within_one() -> None:
     assert _specs("a, b:x=1,y=[2,3] ,c:z={},srtf") == ["a", "b:x=1,y=[2,3]", "c:z={}", "srtf"]
-
-
-# compare
-
-
-def test_compare_sets_policies_against_the_first_and_the_bound(trace: Path) -> None:
-    told = simulate(trace, "--policies", "fifo,srtf", "--json", command="compare").json
-    assert (told["baseline"], told["best"]) == ("fifo", None)
-    fifo, srtf = told["policies"]
-    assert list(fifo)[: len(KEYS)] == KEYS
-    assert set(fifo["change"].values()) == {0.0}
-    assert srtf["change"]["avg_turnaround_s"] == pytest.approx(50 / 85 - 1)
-    assert srtf["above_bound"]["makespan_s"] == pytest.approx(0, abs=1e-6)
-    assert srtf["above_bound"]["avg_turnaround_s"] >= 0
-
-
-def test_compare_names_the_best(trace: Path) -> None:
-    words = ["--policies", "fifo,srtf", "--best", "avg_turnaround_s"]
-    told = simulate(trace, *words, "--json", command="compare").json
-    assert told["best"] == "srtf"
-    assert [each["policy"] for each in told["policies"]] == ["srtf", "fifo"]
-    drawn = simulate(trace, *words, command="compare").out
-    assert "srtf has the best turnaround: 50.0." in drawn
-    assert "50.0  -41.2%" in drawn
-    assert "There is no metric 'speed'" in refused(simulate(trace, "--best", "speed", command="compare"))
-
-
-def test_compare_tries_every_policy_that_applies(trace: Path) -> None:
-    told = simulate(trace, "--json", command="compare").json
-    names = [each["policy"] for each in told["policies"]]
-    assert names[0] == "fifo"
-    assert {"fifo", "sjf", "srtf", "round_robin"} <= set(names)
-    left_out = told["left_out"]
-    assert left_out["edf"] == "no job has a deadline"
-    assert left_out["ffdl"] == "no job can run on more or fewer devices"
-    assert {"edf", "afs_l", "ffdl"} == set(left_out)
-    assert not set(left_out) & set(names)
-    [line] = [line for line in simulate(trace, command="compare").out.splitlines() if "Left out" in line]
-    assert "edf (no job has a deadline)" in line
-    assert "afs_l, ffdl (no job can run" in line
-    few = simulate(trace, "--policies", "fifo", "--json", command="compare").json
-    assert few["left_out"] == {}
-    assert "Left out: " in simulate(trace, "--policy", "all").out
-
-
-def test_compare_shows_who_finished_and_p90_if_there_is_room(
-    trace: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def shown() -> list[str]:
-        return header(simulate(trace, "--policies", "fifo", command="compare"))
-
-    assert shown()[:6] == ["policy", "finished", "makespan", "turnaround", "p50", "p90"]
-    monkeypatch.setattr(parts, "console", lambda: Console(width=130))
-    assert shown()[:5] == ["policy", "makespan", "turnaround", "p50", "p99"]
-    monkeypatch.setattr(parts, "console", lambda: Console(width=80))
-    assert shown() == ["policy", "fifo"]
-
-
-def test_help_tells_the_default_and_how_options_are_written() -> None:
-    said = " ".join(gpu_flows("compare", "--help").out.split())
-    assert "by default under all that apply" in said
-    assert "fifo:skip=true,placement=best_fit,sjf" in said
-
-
-# The best there is
-
-
-def test_the_optimum_stands_beside_the_results_of_a_few_jobs(trace: Path) -> None:
-    [fifo] = simulate(trace, "--policy", "fifo", "--optimum", "--json").json
-    # Not preempting, the best is to let the short one and the small one go before the long one.
-    assert fifo["optimum_proven"] is True
-    assert fifo["lower_bound_turnaround_s"] <= fifo["optimum_turnaround_s"] < fifo["avg_turnaround_s"]
-    assert fifo["optimum_makespan_s"] == fifo["makespan_s"] == 220
-    assert "optimum (no preemption)" in simulate(trace, "--policy", "fifo", "--optimum").out
-    assert "Best possible without preemption" in simulate(trace, "--optimum", command="compare").out
-    [plain] = simulate(trace, "--policy", "fifo", "--json").json
-    assert plain["optimum_makespan_s"] is None
-
-
-def test_the_optimum_is_refused_where_it_cannot_be_found(trace: Path) -> None:
-    assert "leave those options out" in refused(simulate(trace, "--optimum", "--restart-seconds", "5"))
-    many = ("--workload", "poisson:jobs=16", "--cluster", "1x8", "--optimum")
-    said = refused(gpu_flows("simulate", *many, "--jobs-out", "out.csv"))
-    assert "up to 15 jobs" in said
-    assert "leave out --optimum" in said
-    assert not Path("out.csv").exists()
-
-
-def test_what_the_optimum_does_not_model_is_told_by_its_columns(tmp_path: Path) -> None:
-    elastic = write(tmp_path / "e.csv", "job_id,submit_time,num_gpus,duration,max_gpus", "a,0,1,100,2")
-    said = refused(simulate(elastic, "--optimum"))
-    assert "leave out --optimum, or the columns gpu_memory_gb, min_gpus and max_gpus" in said
-
-
-def test_a_schedule_that_meets_the_lower_bound_needs_no_other_proof(
-    trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def unsure(*arguments: Any) -> Optimum:
-        return replace(real_optimum(*arguments), proven=False)
-
-    monkeypatch.setattr(inputs, "optimum", unsure)
-    one = write(tmp_path / "one.csv", "job_id,submit_time,num_gpus,duration", "a,0,2,100")
-    assert "optimum (no preemption)" in simulate(one, "--optimum").out
-    assert "best found (no preemption)" in simulate(trace, "--optimum").out

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from ast import literal_eval
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -26,6 +25,7 @@ from gpu_flows.schedulers.simulation.profiles import Profile
 from gpu_flows.schedulers.simulation.simulator import Attempt, Simulation, simulate
 from gpu_flows.schedulers.simulation.workload import Arrival
 from gpu_flows.schedulers.simulation.world import World
+from gpu_flows.schedulers.traces.gavel import throughputs
 from gpu_flows.schedulers.traces.reading import load
 from tests.workloads import workloads
 
@@ -119,13 +119,7 @@ def test_jobs_that_are_alike_get_the_same_whatever_their_order() -> None:
 
 @cache
 def measured() -> Profile:
-    """Steps a second by kind of job, GPU model and number of GPUs."""
-    throughput: dict[tuple[str, str], dict[int, float]] = {}
-    for model, rates in json.loads((HERE / "solo_throughputs.json").read_text()).items():
-        for key, rate in rates.items():
-            kind, gpus = literal_eval(key)
-            throughput.setdefault((kind, model), {})[gpus] = rate["null"]
-    return Profile(throughput, "v100")
+    return Profile(throughputs(json.loads((HERE / "solo_throughputs.json").read_text())), "v100")
 
 
 def replay(trace: str, **options: Any) -> tuple[float, float]:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from ast import literal_eval
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from math import isclose
@@ -29,6 +28,7 @@ from gpu_flows.schedulers.traces import Trace, formats
 from gpu_flows.schedulers.traces import load as load_trace
 from gpu_flows.schedulers.traces.alibaba2023 import WHOLE_DEVICE
 from gpu_flows.schedulers.traces.alibaba2023 import nodes as alibaba_nodes
+from gpu_flows.schedulers.traces.gavel import Throughputs, throughputs
 from gpu_flows.schedulers.traces.table import first_row
 
 MOST_FOR_OPTIMUM = 15  # jobs; more would take for ever
@@ -319,7 +319,8 @@ def _profile(study: Study, nodes: Sequence[Node]) -> Profile:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
         ours = "throughput" in found
-        table = _table(found["throughput"], called) if ours else _gavel_table(found, called)
+        read = _table(found["throughput"]) if ours else throughputs(found)
+        table = {(kind, called(model)): row for (kind, model), row in read.items()}
         reference = called(found.get("reference", "") if ours else _reference(study.format))
     except OSError as error:
         raise BadInput(
@@ -337,25 +338,12 @@ def _profile(study: Study, nodes: Sequence[Node]) -> Profile:
     return Profile(table, reference)
 
 
-Called = Callable[[str], str]
-
-
-def _table(found: Mapping[str, Any], called: Called) -> dict[tuple[str, str], dict[int, float]]:
+def _table(found: Mapping[str, Any]) -> Throughputs:
     return {
-        (kind, called(model)): {int(gpus): float(rate) for gpus, rate in row.items()}
+        (kind, model): {int(gpus): float(rate) for gpus, rate in row.items()}
         for kind, models in found.items()
         for model, row in models.items()
     }
-
-
-def _gavel_table(found: Mapping[str, Any], called: Called) -> dict[tuple[str, str], dict[int, float]]:
-    """GPU model -> "('kind', GPUs)" -> with whom it shares the device -> steps a second; we want it alone."""
-    table: dict[tuple[str, str], dict[int, float]] = {}
-    for model, measured in found.items():
-        for job, rates in measured.items():
-            kind, gpus = literal_eval(job)
-            table.setdefault((kind, called(model)), {})[gpus] = rates["null"]  # 0: it does not fit there
-    return table
 
 
 def _reference(format: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from heapq import heappop, heapreplace, nsmallest
+from heapq import nsmallest
 from itertools import islice
 from typing import Any
 
@@ -13,7 +13,7 @@ from gpu_flows.schedulers.cluster import Cluster, NodeState
 from gpu_flows.schedulers.model import Device, Job, Plan, Progress
 from gpu_flows.schedulers.placing import EVERYWHERE, SharingOptions, candidates, offered
 from gpu_flows.schedulers.policy import Policy, State
-from gpu_flows.schedulers.serving import expected
+from gpu_flows.schedulers.serving import expected, serve_at
 
 
 class LwfKappaOptions(SharingOptions):
@@ -54,24 +54,15 @@ class LwfKappa(Policy):
         return (job.line, (expected(job) - progress.work_s) * job.gpus, job.submitted, job.id)
 
     def plan(self, state: State) -> Plan:
-        cluster, draft = state.cluster, state.draft
-        exclusive = self.options.sharing == "exclusive"
-        if exclusive and not cluster.idle:
-            return draft.plan()
         work = _Work(state)
-        heads = state.line.heads(cluster.idle if exclusive else None)
-        while heads:
-            _, _, job, group = heads[0]
-            devices = self._choose(job, cluster, work)
-            if devices:
-                draft.start(job, devices)
-                work.forget(devices)
-                following = group.head()
-                if following:
-                    heapreplace(heads, (*following, group))
-                    continue
-            heappop(heads)
-        return draft.plan()
+
+        def place(job: Job) -> tuple[Device, ...]:
+            devices = self._choose(job, state.cluster, work)
+            work.forget(devices)  # they are about to have more
+            return devices
+
+        serve_at(state, place, self.options)
+        return state.draft.plan()
 
     def _choose(self, job: Job, cluster: Cluster, work: _Work) -> tuple[Device, ...]:
         """The devices for the job; none if they are not there."""

@@ -10,7 +10,7 @@ from gpu_flows.schedulers.cluster import Cluster, NodeState
 from gpu_flows.schedulers.model import Device, Job, Plan
 from gpu_flows.schedulers.placement import PlacementOptions
 from gpu_flows.schedulers.policy import Policy, State
-from gpu_flows.schedulers.serving import serve
+from gpu_flows.schedulers.serving import serve_at
 
 
 class RoundRobinOptions(PlacementOptions):
@@ -40,7 +40,7 @@ class RoundRobin(Policy):
         self.last = ""
 
     def plan(self, state: State) -> Plan:
-        serve(state, self.options, strict=True, place=lambda job: self._in_turn(job, state.cluster))
+        serve_at(state, lambda job: self._in_turn(job, state.cluster), self.options, strict=True)
         return state.draft.plan()
 
     def _in_turn(self, job: Job, cluster: Cluster) -> tuple[Device, ...]:

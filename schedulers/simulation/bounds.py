@@ -18,7 +18,7 @@ its slowest device, and sharing a device or stopping a job never speeds it up.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import compress
 from math import inf
@@ -26,11 +26,9 @@ from math import inf
 import numpy as np
 
 from gpu_flows.schedulers.model import Device, Job, Node
+from gpu_flows.schedulers.policy import Speed, linear
 from gpu_flows.schedulers.simulation.one_machine import Floats, Machine, undominated
 from gpu_flows.schedulers.simulation.workload import Arrival
-
-# How many times faster than `duration_s` the job runs on so many devices of this model.
-Speed = Callable[[Job, str, int], float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,11 +150,7 @@ def _least_use(job: Job, cluster: _Cluster, speed: Speed) -> list[float]:
 
 
 def _sizes(job: Job) -> range:
-    return range(job.min_gpus or job.gpus, (job.max_gpus or job.gpus) + 1)
-
-
-def _linear(job: Job, model: str, gpus: int) -> float:
-    return gpus / job.gpus if job.gpus else 1.0
+    return range(job.least, job.most + 1)
 
 
 def _use(job: Job, cluster: _Cluster, gpus: int, times: dict[int, float]) -> Iterator[float]:
@@ -241,7 +235,7 @@ def _table(arrivals: Sequence[Arrival], cluster: _Cluster, speed: Speed | None) 
             kind += tuple(speed(job, model, gpus) for model in models for gpus in _sizes(job))
         if kind not in known:
             known[kind] = len(rows)
-            rows.append(_least_use(job, cluster, speed or _linear))
+            rows.append(_least_use(job, cluster, speed or linear))
         kinds.append(known[kind])
     return np.array(rows)[kinds]
 

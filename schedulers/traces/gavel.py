@@ -7,8 +7,10 @@ a second. A job's duration is told for one reference model; other models are the
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from ast import literal_eval
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from pydantic import Field
 
@@ -27,6 +29,20 @@ _LAYOUTS = {  # by number of columns: the newer and the older one
         *("total_steps", "arrival_time", "scale_factor"),
     ),
 }
+
+
+Throughputs = dict[tuple[str, str], dict[int, float]]  # (kind, GPU model) -> GPUs -> steps a second
+
+
+def throughputs(tables: Mapping[str, Any]) -> Throughputs:
+    """Gavel's tables, of which we want jobs alone on their devices: 0 where they do not fit. Raises
+    anything that comes of a file that is none of Gavel's."""
+    found: Throughputs = {}
+    for model, measured in tables.items():
+        for job, rates in measured.items():
+            kind, gpus = literal_eval(job)
+            found.setdefault((kind, model), {})[gpus] = float(rates["null"])
+    return found
 
 
 class GavelOptions(Options):
@@ -65,7 +81,7 @@ class Gavel(Format):
         weight, slo = table.at("priority_weight", "SLO") if "SLO" in table else (None, None)
         for number, row in enumerate(table, start=1):
             gpus = table.whole(row, scale_factor, least=1)
-            speed = speeds.get(f"('{row[job_type]}', {gpus})", 0.0)
+            speed = speeds.get((row[job_type], self.options.reference), {}).get(gpus, 0.0)
             if not speed:
                 table.skip(f"no measured speed on {gpus} x {self.options.reference}")
                 continue
@@ -82,8 +98,7 @@ class Gavel(Format):
             )
             yield Arrival(job, duration)
 
-    def _speeds(self, table: Table) -> dict[str, float]:
-        """Steps a second of a job alone on the reference model, by "('job type', GPUs)"."""
+    def _speeds(self, table: Table) -> Throughputs:
         path, model = self.options.throughputs, self.options.reference
         if path is None:
             raise TraceError(
@@ -92,12 +107,12 @@ class Gavel(Format):
                 "on the command line: --profile FILE (or --format gavel:throughputs=FILE)."
             )
         try:
-            tables = json.loads(path.read_bytes())
-            measured = {gpu: dict(rates) for gpu, rates in tables.items()}
+            measured = throughputs(json.loads(path.read_bytes()))
         except OSError as error:
             raise TraceError(f"Throughputs {path} cannot be read: {error.strerror}.") from error
-        except (ValueError, TypeError, AttributeError):
+        except (ValueError, TypeError, AttributeError, KeyError, SyntaxError):
             raise TraceError(f"Throughputs {path} are not one of Gavel's throughput files.") from None
-        if model not in measured:
-            raise TraceError(f"Throughputs {path} do not know {model!r}. They know: {', '.join(measured)}.")
-        return {job: float(rates.get("null", 0)) for job, rates in measured[model].items()}
+        known = list(dict.fromkeys(gpu for _, gpu in measured))
+        if model not in known:
+            raise TraceError(f"Throughputs {path} do not know {model!r}. They know: {', '.join(known)}.")
+        return measured

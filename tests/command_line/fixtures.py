@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from command_line.run import NOBODY
 from command_line.server import FakeServer, fake_server
+from command_line.study import write
 
 
 @pytest.fixture
@@ -24,3 +25,16 @@ def fake(own_home: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeServer
     with fake_server() as server:
         monkeypatch.setenv("PREFECT_API_URL", server.url)
         yield server
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    """Four jobs on one node of two devices, where fifo and srtf differ."""
+    return write(
+        tmp_path / "jobs.csv",
+        "job_id,submit_time,num_gpus,duration,user,utilization",
+        "long,0,2,100,ann,50",
+        "short,10,2,10,bob,100",
+        "small,20,1,30,ann,100",
+        "late,200,1,20,bob,80",
+    )
