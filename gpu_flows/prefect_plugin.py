@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import gpu_flows.blocks  # noqa: F401  registers the blocks
-from gpu_flows.prefect_private import show_card_in_wizard
+from gpu_flows.prefect_private import collect_garbage_aside, show_card_in_wizard
 from gpu_flows.worker import GpuWorker
 
 LOGO = (  # a chip with an arrow
@@ -36,3 +36,4 @@ def _card() -> dict[str, Any]:
 
 
 show_card_in_wizard("gpu-flows", _card)
+collect_garbage_aside()

@@ -7,9 +7,11 @@ under `prefect._internal`. `missing()` tries them all; the worker logs what it f
 
 from __future__ import annotations
 
+import gc
 import importlib
 import logging
 import sys
+import threading
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -114,6 +116,42 @@ def show_card_in_wizard(package: str, describe: Callable[[], dict[str, Any]]) ->
 
     with_our_card.shows_gpu_flows = True  # type: ignore[attr-defined]
     setattr(collections, "get_collection_view", with_our_card)  # noqa: B010
+
+
+# -- a server on SQLite that must not stand still -----------------------------------------------
+
+COLLECT_EVERY_S = 0.5
+
+
+def collect_garbage_aside() -> None:
+    """When this process is a server on SQLite: collect garbage in a thread of its own.
+
+    Otherwise the collector may run in the event loop's thread, finalise a forgotten cursor there and
+    wait for its connection; the connection waits for the one writer; and the writer's commit waits
+    for the event loop. Only SQLite's busy timeout, a minute, undoes that knot."""
+    if "prefect.server.api.server" not in sys.modules or not gc.isenabled() or not _on_sqlite():
+        return
+    gc.disable()
+    threading.Thread(target=_keep_collecting, name="gpu-flows-garbage", daemon=True).start()
+
+
+def _keep_collecting() -> None:
+    """What Python's own collector does by counting, done by the clock."""
+    thresholds = gc.get_threshold()
+    while True:
+        time.sleep(COLLECT_EVERY_S)
+        due = [age for age, count in enumerate(gc.get_count()) if count > thresholds[age]]
+        if due:
+            gc.collect(max(due))
+
+
+def _on_sqlite() -> bool:
+    settings = _lookup("prefect.settings", "get_current_settings")
+    try:
+        url = settings().server.database.connection_url
+        return "sqlite" in (url.get_secret_value() if url else "sqlite")
+    except Exception:
+        return False
 
 
 # -- inside -----------------------------------------------------------------------------------

@@ -1,0 +1,309 @@
+"""Real Docker engines for tests: each with a socket, a data root and a bridge of its own.
+
+A machine may run many at once. What belongs to one is found by its folder, its bridge or its cgroup, so
+`close` can remove all of it, even if dockerd was killed before and its containers live on. Engines of a
+test run that was itself killed are removed by the next run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import docker
+import psutil
+from docker.tls import TLSConfig
+from docker_hosts import leftovers
+from docker_hosts.bridge import make_bridge, remove_bridge
+from docker_hosts.certificates import Certificates, make_certificates
+
+from gpu_flows.stack import free_port
+
+START_PATIENCE_S = 60.0
+STOP_PATIENCE_S = 60.0
+CAP_SYS_ADMIN = 21
+PREFIX = "gfd-"  # folders start with it; short, as a socket's path may have 107 characters only
+
+
+class DaemonError(RuntimeError):
+    """An engine did not do what it was asked; the message has the end of its log."""
+
+
+def can_run() -> str:
+    """Why no engine can run here, or nothing if one can."""
+    if sys.platform != "linux":
+        return "Docker engines run on Linux only."
+    if os.geteuid() != 0:
+        return "A Docker engine needs root."
+    needed = ("dockerd", "containerd", "containerd-shim-runc-v2", "runc", "busybox", "ip")
+    missing = [name for name in needed if shutil.which(name, path=_search_path()) is None]
+    if missing:
+        return f"Not installed: {', '.join(missing)} (apt-get install docker.io busybox-static iproute2)."
+    [capabilities] = [line for line in Path("/proc/self/status").read_text().splitlines() if "CapEff" in line]
+    if not int(capabilities.split()[1], 16) >> CAP_SYS_ADMIN & 1:
+        return "A Docker engine needs CAP_SYS_ADMIN: this is an unprivileged container."
+    cgroups = Path("/sys/fs/cgroup")
+    v2, v1 = cgroups / "cgroup.controllers", cgroups / "memory"
+    if not (v2.exists() or v1.is_dir()):
+        return "A Docker engine needs cgroups, and none are mounted."
+    if not os.access(cgroups if v2.exists() else v1, os.W_OK):
+        return "A Docker engine needs cgroups that it may write to."
+    return ""
+
+
+class Daemon:
+    """One engine. Use as a context manager: entering starts it, leaving removes all of it.
+
+    `tls` and `tcp` open a second listener on 127.0.0.1; `path_prefix` is searched for executables (such as
+    nvidia-container-runtime-hook) before all else; `runtimes` are added by name; `options` are passed on.
+    `shutdown_s` is how long dockerd waits for its containers when it is told to stop.
+    """
+
+    def __init__(
+        self,
+        name: str = "engine",
+        *,
+        tls: bool = False,
+        tcp: bool = False,
+        path_prefix: Path | None = None,
+        runtimes: Mapping[str, Path] | None = None,
+        options: Sequence[str] = (),
+        shutdown_s: int = 5,
+    ) -> None:
+        remove_abandoned()
+        self.name = name
+        self.folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-"))
+        self.socket = self.folder / "docker.sock"
+        self.log = self.folder / "dockerd.log"
+        self.cgroup = f"/{self.folder.name}"
+        self.certificates: Certificates | None = make_certificates(self.folder / "tls") if tls else None
+        self.port = free_port() if tls or tcp else 0
+        self._path_prefix, self._runtimes = path_prefix, dict(runtimes or {})
+        self._options, self._shutdown_s = tuple(options), shutdown_s
+        self._process: subprocess.Popen[bytes] | None = None
+        self._note()
+        self.bridge, self.gateway = make_bridge()  # both empty where none can be made
+        self._note()
+
+    # -- addresses ----------------------------------------------------------------------------
+
+    @property
+    def url(self) -> str:
+        return f"unix://{self.socket}"
+
+    @property
+    def tcp_url(self) -> str:
+        """Of the second listener, with TLS or without; nothing if there is none."""
+        return f"tcp://127.0.0.1:{self.port}" if self.port else ""
+
+    def client(self, timeout_s: int = 60) -> docker.DockerClient:
+        return docker.DockerClient(base_url=self.url, timeout=timeout_s)
+
+    def tcp_client(self, timeout_s: int = 60) -> docker.DockerClient:
+        """Over the second listener, with the client's certificate if it asks for one."""
+        known = self.certificates
+        tls = TLSConfig((str(known.cert), str(known.key)), str(known.ca), verify=True) if known else False
+        return docker.DockerClient(base_url=self.tcp_url, tls=tls, timeout=timeout_s)
+
+    # -- life ---------------------------------------------------------------------------------
+
+    @property
+    def pid(self) -> int:
+        """Of dockerd, 0 if it does not run."""
+        return self._process.pid if self._process is not None and self._process.poll() is None else 0
+
+    def start(self) -> None:
+        """Start dockerd, or start it again, and wait until it answers."""
+        assert not self.pid, f"{self.name} runs already"
+        environment = {**os.environ, "PATH": _search_path(self._path_prefix)}
+        # dockerd reads these, and would dial a proxy or a notify socket that is not meant for it.
+        for theirs in ("NOTIFY_SOCKET", "LISTEN_FDS", "LISTEN_PID", "DOCKER_HOST"):
+            environment.pop(theirs, None)
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                self._command(),
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,  # Ctrl-C is for pytest, which then closes the engines in order
+            )
+        self._note()
+        self._await_answer()
+
+    def stop(self) -> None:
+        """As `systemctl stop docker` does: containers are stopped first, then dockerd and containerd end."""
+        self._end(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """As a crash: dockerd and its containerd are gone at once, what runs in containers runs on."""
+        self._end(signal.SIGKILL)
+
+    def restart(self) -> None:
+        self.stop()
+        self.start()
+
+    def close(self) -> None:
+        """Remove all that this engine ever made. May be called in any state, and twice."""
+        if self.pid:
+            self.kill()
+        _remove(self.folder)
+
+    def __enter__(self) -> Daemon:
+        try:
+            self.start()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # -- inside -------------------------------------------------------------------------------
+
+    def _command(self) -> list[str]:
+        (self.folder / "daemon.json").write_text("{}")  # or dockerd reads the machine's /etc/docker
+        command = ["dockerd", "--config-file", f"{self.folder}/daemon.json", "--host", self.url]
+        command += ["--data-root", f"{self.folder}/data", "--exec-root", f"{self.folder}/exec"]
+        command += ["--pidfile", f"{self.folder}/dockerd.pid", "--storage-driver", storage_driver(self.folder)]
+        command += ["--exec-opt", "native.cgroupdriver=cgroupfs", "--cgroup-parent", self.cgroup]
+        # The firewall and the routing of the machine stay as they are: containers reach the gateway only.
+        command += ["--bridge", self.bridge or "none", "--iptables=false", "--ip6tables=false"]
+        command += ["--ip-forward=false", "--ip-masq=false"]
+        command += ["--shutdown-timeout", str(self._shutdown_s)]
+        if self.port:
+            command += ["--host", self.tcp_url]
+        if self.certificates:
+            known = self.certificates
+            command += ["--tlsverify", "--tlscacert", str(known.ca)]
+            command += ["--tlscert", str(known.server_cert), "--tlskey", str(known.server_key)]
+        elif self.port:
+            command += ["--tls=false"]  # said aloud, or dockerd sleeps for 15 s to make us think again
+        for name, path in self._runtimes.items():
+            command += ["--add-runtime", f"{name}={path}"]
+        return [*command, *self._options]
+
+    def _await_answer(self) -> None:
+        deadline = time.monotonic() + START_PATIENCE_S
+        while True:
+            try:
+                client = docker.DockerClient(base_url=self.url, timeout=5, version="1.41")
+                try:
+                    client.ping()
+                    return
+                finally:
+                    client.close()
+            except Exception as error:
+                if self._process is None or self._process.poll() is not None:
+                    raise DaemonError(f"{self.name} ended as it started. {self._end_of_log()}") from error
+                if time.monotonic() > deadline:
+                    raise DaemonError(f"{self.name} does not answer. {self._end_of_log()}") from error
+            time.sleep(0.02)
+
+    def _end(self, how: signal.Signals) -> None:
+        process = self._process
+        if process is None:
+            return
+        theirs = _containerd_of(process.pid)
+        process.send_signal(how)
+        try:
+            process.wait(self._shutdown_s + STOP_PATIENCE_S)
+        except subprocess.TimeoutExpired as error:
+            raise DaemonError(f"{self.name} does not stop. {self._end_of_log()}") from error
+        leftovers.gone(theirs, patience_s=STOP_PATIENCE_S)  # containerd dies with its dockerd, a moment later
+        self._process = None
+
+    def _end_of_log(self) -> str:
+        lines = self.log.read_text(errors="replace").splitlines() if self.log.exists() else []
+        return "\n".join([f"The end of {self.log}:", *lines[-25:]])
+
+    def _note(self) -> None:
+        """What the next test run must know if this one is killed."""
+        known = {
+            "owner": _identity(os.getpid()),
+            "dockerd": _identity(self._process.pid) if self._process else None,
+            "bridge": getattr(self, "bridge", ""),
+        }
+        new = self.folder / "note.new"
+        new.write_text(json.dumps(known))
+        os.replace(new, self.folder / "note.json")
+
+
+def storage_driver(folder: Path) -> str:
+    """overlay2 where the file system allows it: tried, as being on an overlay itself is not the only reason
+    why it may not."""
+    with tempfile.TemporaryDirectory(dir=folder) as tried:
+        for name in ("lower", "upper", "work", "merged"):
+            os.mkdir(f"{tried}/{name}")
+        layers = f"lowerdir={tried}/lower,upperdir={tried}/upper,workdir={tried}/work"
+        mount = ["mount", "-t", "overlay", "overlay", "-o", layers, f"{tried}/merged"]
+        works = subprocess.run(mount, capture_output=True).returncode == 0
+        if works:
+            subprocess.run(["umount", f"{tried}/merged"], check=True)
+    return "overlay2" if works else "vfs"
+
+
+def remove_abandoned() -> None:
+    """Remove the engines whose test run died before it could."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+        try:
+            owner = json.loads((folder / "note.json").read_text())["owner"]
+        except (OSError, ValueError, KeyError):
+            continue  # made this very moment, or half removed by another run
+        if _identity(owner[0]) != owner:
+            _remove(folder)
+
+
+def _remove(folder: Path) -> None:
+    """Processes, then mounts, then the network and the files."""
+    try:
+        known = json.loads((folder / "note.json").read_text())
+    except (OSError, ValueError):
+        known = {}
+    dockerd = known.get("dockerd")
+    if dockerd and _identity(dockerd[0]) == dockerd:
+        theirs = _containerd_of(dockerd[0])
+        leftovers.kill([psutil.Process(dockerd[0]), *theirs])
+    leftovers.kill_shims(folder)
+    leftovers.remove_cgroup(folder.name)
+    leftovers.unmount(folder)
+    if known.get("bridge"):
+        remove_bridge(known["bridge"])
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _containerd_of(dockerd: int) -> list[psutil.Process]:
+    try:
+        return [p for p in psutil.Process(dockerd).children() if p.name() == "containerd"]
+    except psutil.Error:
+        return []
+
+
+def _identity(pid: int) -> list[float] | None:
+    """A process told apart from a later one of the same number."""
+    try:
+        process = psutil.Process(pid)
+        return None if process.status() == psutil.STATUS_ZOMBIE else [pid, process.create_time()]
+    except psutil.Error:
+        return None
+
+
+def _search_path(prefix: Path | None = None) -> str:
+    """dockerd lives in sbin, which is not on everybody's path."""
+
+    def parts() -> Iterator[str]:
+        if prefix is not None:
+            yield str(prefix)
+        yield os.environ.get("PATH", "")
+        yield "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+    return ":".join(part for part in parts() if part)
