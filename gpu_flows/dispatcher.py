@@ -12,6 +12,7 @@ import json
 import logging
 import time
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from typing import Any, Protocol
 
 from gpu_flows.analytics.facts import (
@@ -23,7 +24,18 @@ from gpu_flows.analytics.facts import (
     JobEnded,
     Swapped,
 )
-from gpu_flows.runtimes.base import Attempt, Found, Intent, Launch, LaunchError, Runtime
+from gpu_flows.runtimes.base import (
+    Attempt,
+    End,
+    Found,
+    Intent,
+    Launch,
+    LaunchError,
+    NodeAway,
+    NotWanted,
+    Refused,
+    Runtime,
+)
 from gpu_flows.schedulers.engine import Engine, Refuse
 from gpu_flows.schedulers.model import Job, Reason, Start
 from gpu_flows.schedulers.policy import Policy
@@ -49,7 +61,7 @@ class Desk(Protocol):
         """Report the launch. False if the job should not have been launched after all."""
         ...
 
-    async def ended(self, launch: Launch, exit_code: int | None, intent: Intent | None) -> tuple[str, str]:
+    async def ended(self, launch: Launch, end: End, intent: Intent | None) -> tuple[str, str]:
         """Report the end; keeps trying until it is reported. The outcome, and a word on it."""
         ...
 
@@ -135,13 +147,15 @@ class Dispatcher:
         """Take over what a worker before us launched, alive or not."""
         job, attempt = found.launch.job, found.attempt
         if attempt is not None:  # its worker may have died before it noted the start
-            self._record(*_start_facts(attempt, self.runtime.name))
+            self._record(*_start_facts(attempt))
         if attempt is not None and found.alive:
             launch = found.launch
             if not self.engine.adopt(job, launch.devices, attempt.started, launch.attempt):
                 self._log.warning("Run %s runs on devices that the cluster no longer offers.", job.name)
             self._attempts[job.id] = attempt
-        self._carry(job.id, self._see_through(found.launch, attempt))
+            self._carry(job.id, self._report_and_see_through(attempt))
+        else:
+            self._carry(job.id, self._see_through(found.launch, attempt))
 
     # -- planning -----------------------------------------------------------------------------
 
@@ -188,30 +202,51 @@ class Dispatcher:
             if launch is None:
                 self.engine.ended(job.id)
                 return
-            if job.id in self._intents:  # cancelled while it was being claimed
-                self.engine.ended(job.id)
-                await self._close(launch, None, self._clock(), launched=False)
-                return
-            attempt = await self.runtime.launch(launch)
+        except LaunchError as error:
+            await self._not_launched(job, error)
+            return
         except Unreachable as error:
             self._log.warning("Cannot claim run %s now: %s", job.name, error)
             self._paused_until = self._clock() + PAUSE_WHEN_UNREACHABLE_S
             self.engine.requeue(job.id)
             return
-        except Exception as error:  # whatever it is, the run must not stay claimed for ever
+        try:
+            if job.id in self._intents:
+                raise NotWanted("it was cancelled while it was being claimed")
+            attempt = await self.runtime.launch(launch, lambda: job.id not in self._intents)
+        except NotWanted:  # cancelled before anything of it ran
             self.engine.ended(job.id)
-            unforeseen = None if isinstance(error, LaunchError) else error
-            self._log.error("Run %s cannot be launched: %s", job.name, error, exc_info=unforeseen)
-            await self.desk.failed_to_launch(job, str(error))
-            self._record(JobEnded(job.id, self._clock(), "crashed", str(error)))
+            await self._close(launch, End(), launched=False)
+            return
+        except NodeAway as error:
+            self._log.warning("Run %s waits again: %s", job.name, error)
+            self._paused_until = self._clock() + PAUSE_WHEN_UNREACHABLE_S
+            await self.desk.never_launched(job, str(error))
+            self.engine.requeue(job.id)
+            return
+        except Exception as error:  # whatever it is, the run must not stay claimed for ever
+            await self._not_launched(job, error)
             return
         self._attempts[job.id] = attempt
         self.engine.started(job.id, attempt.started, launch.attempt)
-        self._record(*_start_facts(attempt, self.runtime.name))
+        self._record(*_start_facts(attempt))
         if job.id in self._intents:  # cancelled while it was being launched
             self._stop(attempt, self._intents[job.id])
+        await self._report_and_see_through(attempt)
+
+    async def _not_launched(self, job: Job, error: Exception) -> None:
+        self.engine.ended(job.id)
+        unforeseen = None if isinstance(error, LaunchError) else error
+        self._log.error("Run %s cannot be launched: %s", job.name, error, exc_info=unforeseen)
+        if isinstance(error, Refused):
+            await self._refuse(Refuse(job, Reason("not_allowed", f"{error}.")))
+            return
+        await self.desk.failed_to_launch(job, str(error))
+        self._record(JobEnded(job.id, self._clock(), "crashed", str(error)))
+
+    async def _report_and_see_through(self, attempt: Attempt) -> None:
         reporting = asyncio.ensure_future(self._report(attempt))
-        await self._see_through(launch, attempt)
+        await self._see_through(attempt.launch, attempt)
         reporting.cancel()
 
     async def _report(self, attempt: Attempt) -> None:
@@ -225,20 +260,30 @@ class Dispatcher:
             await self.desk.never_launched(launch.job, "the worker was restarted before it launched it")
             self.runtime.forget(launch)
             return
-        exit_code = await self.runtime.wait(attempt)
+        end = await self.runtime.wait(attempt)
         self.engine.ended(launch.job.id)
         self.wake()
-        ended = self._clock()
+        if end.ended is None:
+            end = replace(end, ended=self._clock())
         await asyncio.sleep(CLAIMS_FIRST_S)
-        await self._close(launch, exit_code, ended)
+        await self._close(launch, end)
 
-    async def _close(
-        self, launch: Launch, exit_code: int | None, ended: float, launched: bool = True
-    ) -> None:
-        job_id = launch.job.id
-        outcome, detail = await self.desk.ended(launch, exit_code, self._intents.get(job_id))
+    async def _close(self, launch: Launch, end: End, launched: bool = True) -> None:
+        job_id, ended = launch.job.id, end.ended or self._clock()
+        outcome, detail = await self.desk.ended(launch, end, self._intents.get(job_id))
         if launched:
-            self._record(AttemptEnded(job_id, launch.attempt, ended, outcome, exit_code, detail))
+            self._record(
+                AttemptEnded(
+                    job_id,
+                    launch.attempt,
+                    ended,
+                    outcome,
+                    end.exit_code,
+                    detail,
+                    end.oom_killed,
+                    end.peak_memory_mb,
+                )
+            )
         if outcome in FINAL:
             self._record(JobEnded(job_id, ended, outcome, detail))
         await asyncio.to_thread(self._flush)  # once forgotten, nobody would record it again
@@ -281,12 +326,12 @@ class Dispatcher:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _start_facts(attempt: Attempt, runtime: str) -> list[Fact]:
+def _start_facts(attempt: Attempt) -> list[Fact]:
     launch = attempt.launch
     job_id, number = launch.job.id, launch.attempt
     nodes = json.dumps(list(dict.fromkeys(device.node for device in launch.devices)))
     return [
-        AttemptStarted(job_id, number, launch.policy, runtime, nodes, launch.planned, attempt.started),
+        AttemptStarted(job_id, number, launch.policy, launch.runtime, nodes, launch.planned, attempt.started),
         *(
             Allocated(
                 job_id,

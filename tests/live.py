@@ -13,7 +13,11 @@ from gpu_flows.analytics.answers import answer
 from gpu_flows.stack import Stack
 from gpu_flows.status import Status
 
-ENTRYPOINTS = {"command": "gpu_flows.flows.command:command", "train": "gpu_flows.flows.train:train"}
+ENTRYPOINTS = {
+    "command": "gpu_flows.flows.command:command",
+    "container": "gpu_flows.flows.container:container",
+    "train": "gpu_flows.flows.train:train",
+}
 
 
 class Pool:
