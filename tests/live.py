@@ -20,6 +20,15 @@ ENTRYPOINTS = {
 }
 
 
+NO_DEVICE_TWICE = """
+    select count(*) from allocations a join allocations b on a.device_id = b.device_id
+        and (a.job_id, a.attempt) < (b.job_id, b.attempt)
+    join attempt_ends x on (a.job_id, a.attempt) = (x.job_id, x.attempt)
+    join attempt_ends y on (b.job_id, b.attempt) = (y.job_id, y.attempt)
+    where a.since < y.ended and b.since < x.ended
+"""
+
+
 class Pool:
     def __init__(self, stack: Stack, flow: str = "command") -> None:
         self.stack = stack
@@ -90,11 +99,18 @@ class Pool:
 
     def save_policy(self, name: str, **options: Any) -> None:
         """What saving the block's form in the UI does: the server checks nothing."""
-        slug = "gpu-scheduler"
-        document = self.request("GET", f"/block_types/slug/{slug}/block_documents/name/{self.stack.pool}")
-        data = {"policy": {"name": name, **options}}
+        self._save("gpu-scheduler", {"policy": {"name": name, **options}})
+
+    def save_rules(self, **rules: Any) -> None:
+        """Other rules for containers, everything else about the cluster as it is."""
+        self._save("gpu-cluster", {**self._block("gpu-cluster")["data"], "containers": rules})
+
+    def _block(self, slug: str) -> dict[str, Any]:
+        return dict(self.request("GET", f"/block_types/slug/{slug}/block_documents/name/{self.stack.pool}"))
+
+    def _save(self, slug: str, data: dict[str, Any]) -> None:
         body = {"data": data, "merge_existing_data": False}
-        self.request("PATCH", f"/block_documents/{document['id']}", json=body)
+        self.request("PATCH", f"/block_documents/{self._block(slug)['id']}", json=body)
 
     # -- the worker's view --------------------------------------------------------------------
 

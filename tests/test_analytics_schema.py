@@ -32,16 +32,40 @@ def test_an_older_file_is_migrated_with_its_rows(tmp_path: Path, monkeypatch: py
     recorder.write(job(1))
     recorder.close()
     newer = Migration(
-        2, "note", "alter table jobs add column note varchar default 'none'; create table extra (x int)"
+        NEXT, "note", "alter table jobs add column note varchar default 'none'; create table extra (x int)"
     )
     monkeypatch.setattr(catalog, "migrations", lambda: (*REAL_MIGRATIONS, newer))
     recorder = place.recorder()
     recorder.write(job(2))
     recorder.close()
-    assert place.ask("select version, name from migrations order by version") == [(1, "facts"), (2, "note")]
+    applied = [(step.version, step.name) for step in (*REAL_MIGRATIONS, newer)]
+    assert place.ask("select version, name from migrations order by version") == applied
     assert place.ask("select job_id, note from jobs where job_id = 'job-1'") == [("job-1", "none")]
     assert place.count("jobs") == 2
     assert place.count("extra") == 0
+
+
+def test_a_file_of_the_first_version_is_brought_up_to_date(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = Place(tmp_path)
+    place.recorder().close()
+    with duckdb.connect(str(place.database)) as connection:  # as the first version left it
+        for (view,) in connection.execute("select name from installed_views").fetchall():
+            connection.execute(f'drop view if exists "{view}"')
+        for fact in FACTS:
+            connection.execute(f"drop table {fact.table}")
+        connection.execute("delete from migrations; delete from installed_views")
+        connection.execute(REAL_MIGRATIONS[0].sql)
+        connection.execute("insert into migrations values (1, 'facts', now())")
+        connection.execute("insert into attempt_ends values ('old', 1, now(), 'completed', 0, '')")
+    recorder = place.recorder()
+    recorder.write(job(1))
+    recorder.close()
+    assert not recorder.trouble
+    assert place.ask("select job_id, exit_code, oom_killed from attempt_ends") == [("old", 0, None)]
+    for fact in FACTS:
+        assert [field.name for field in dataclasses.fields(fact)] == columns(place, fact.table)
 
 
 def test_a_migration_that_fails_leaves_the_file_as_it_was(
@@ -49,7 +73,7 @@ def test_a_migration_that_fails_leaves_the_file_as_it_was(
 ) -> None:
     place = Place(tmp_path)
     place.recorder().close()
-    broken = Migration(2, "broken", "create table half_way (x int); select * from no_such_table")
+    broken = Migration(NEXT, "broken", "create table half_way (x int); select * from no_such_table")
     with monkeypatch.context() as patched:
         patched.setattr(catalog, "migrations", lambda: (*REAL_MIGRATIONS, broken))
         recorder = place.recorder()
@@ -154,4 +178,5 @@ def test_the_head_of_a_named_query_is_read() -> None:
 
 
 REAL_MIGRATIONS = catalog.migrations()
+NEXT = REAL_MIGRATIONS[-1].version + 1
 REAL_VIEWS = catalog.views()
