@@ -11,7 +11,7 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -245,16 +245,21 @@ class Dispatcher:
         self._record(JobEnded(job.id, self._clock(), "crashed", str(error)))
 
     async def _report_and_see_through(self, attempt: Attempt) -> None:
+        """The launch is reported while it already runs; its end only after that, whoever is quicker."""
         reporting = asyncio.ensure_future(self._report(attempt))
-        await self._see_through(attempt.launch, attempt)
-        reporting.cancel()
+        try:
+            await self._see_through(attempt.launch, attempt, reporting)
+        finally:
+            reporting.cancel()
 
     async def _report(self, attempt: Attempt) -> None:
         if not await self.desk.launched(attempt):
             self._log.info("Run %s was cancelled just as it was launched.", attempt.launch.job.name)
             self.cancel(attempt.launch.job.id)
 
-    async def _see_through(self, launch: Launch, attempt: Attempt | None) -> None:
+    async def _see_through(
+        self, launch: Launch, attempt: Attempt | None, reported: Awaitable[None] | None = None
+    ) -> None:
         """Wait for the attempt to end, free its devices, and only then do the paperwork."""
         if attempt is None:
             await self.desk.never_launched(launch.job, "the worker was restarted before it launched it")
@@ -266,6 +271,8 @@ class Dispatcher:
         if end.ended is None:
             end = replace(end, ended=self._clock())
         await asyncio.sleep(CLAIMS_FIRST_S)
+        if reported is not None:
+            await reported
         await self._close(launch, end)
 
     async def _close(self, launch: Launch, end: End, launched: bool = True) -> None:
