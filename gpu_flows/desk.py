@@ -5,12 +5,14 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from uuid import UUID
 
 import httpx
 from prefect.client.schemas.objects import FlowRun
 
-from gpu_flows.dispatcher import Unreachable
+from gpu_flows.checkpoints import contract
+from gpu_flows.counter import Unreachable
 from gpu_flows.intake import Intake
 from gpu_flows.job_variables import GpuJobConfiguration
 from gpu_flows.prefect_private import load_directly
@@ -29,10 +31,12 @@ class PrefectDesk:
         states: RunStates,
         identity: Callable[[], tuple[str, UUID | None]],
         attempts_of: Callable[[str], int],
+        checkpoints: Callable[[str, str], Path],
     ) -> None:
         self._pool, self._intake, self._states = pool, intake, states
         self._identity = identity  # the worker's name and its id on the server
         self._attempts_of = attempts_of
+        self._checkpoints = checkpoints  # makes a job's directory, under a root if one is given
         self._claims: dict[str, UUID] = {}  # of runs that are being launched
 
     async def claim(self, start: Start, policy: str, planned: float) -> Launch | None:
@@ -74,6 +78,7 @@ class PrefectDesk:
         if at_hand and not own and not directory:
             directory, shortcut = at_hand[0], load_directly(at_hand[1])
         env = {key: value for key, value in configuration.env.items() if value is not None}
+        checkpoints = self._directory(start.job.id, configuration.checkpoint_root)
         return Launch(
             job=start.job,
             attempt=self._attempts_of(start.job.id) + 1,
@@ -82,11 +87,21 @@ class PrefectDesk:
             planned=planned,
             devices=start.devices,
             command=tuple(own) or ENGINE,
-            env={**shortcut, **env},
+            env={**shortcut, **env, contract.DIRECTORY: checkpoints},
             directory=directory,
             grace_s=configuration.grace_seconds,
             hears_intents=not own,
+            checkpoints=checkpoints,
         )
+
+    def _directory(self, job_id: str, root: str) -> str:
+        try:
+            return str(self._checkpoints(job_id, root))
+        except OSError as error:
+            raise LaunchError(
+                f"its checkpoint directory cannot be made ({error}). "
+                "Check that checkpoint_root is there, and that there is room on the disk."
+            ) from None
 
     async def launched(self, attempt: Attempt) -> bool:
         run_id = UUID(attempt.launch.job.id)
@@ -94,8 +109,14 @@ class PrefectDesk:
         claim_id = self._claims.pop(attempt.launch.job.id, None)
         return claim_id is None or await self._states.covered_nothing(run_id, claim_id)
 
-    async def ended(self, launch: Launch, exit_code: int | None, intent: Intent | None) -> tuple[str, str]:
-        return await self._states.finish(UUID(launch.job.id), exit_code, intent, launch.hears_intents)
+    async def ended(
+        self, launch: Launch, exit_code: int | None, intent: Intent | None, why: str = ""
+    ) -> tuple[str, str]:
+        run_id = UUID(launch.job.id)
+        return await self._states.finish(run_id, exit_code, intent, launch.hears_intents, why)
+
+    async def cancelled(self, job: Job) -> None:
+        await self._states.close_abandoned(UUID(job.id))
 
     async def never_launched(self, job: Job, why: str) -> None:
         await self._states.unclaim(UUID(job.id), why)

@@ -113,7 +113,7 @@ def _save_in_place(server: Server, block: str, name: str, options: dict[str, Any
     forms = document["block_schema"]["fields"].get("definitions", {})
     if not options.keys() <= forms.get(name, {}).get("properties", {}).keys():
         return False
-    data = {"policy": {**options, "name": name}}
+    data = {**document["data"], "policy": {**options, "name": name}}
     server.patch(f"/block_documents/{document['id']}", {"data": data, "merge_existing_data": False})
     return True
 

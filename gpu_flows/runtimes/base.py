@@ -30,6 +30,7 @@ class Launch:
     directory: str = ""
     grace_s: float = 30.0
     hears_intents: bool = True  # runs our entry, which understands a request to stop
+    checkpoints: str = ""  # the directory that the job keeps its checkpoints in
 
     @property
     def id(self) -> str:
