@@ -13,6 +13,14 @@ from gpu_flows.analytics.answers import answer
 from gpu_flows.stack import Stack
 from gpu_flows.status import Status
 
+# How many times a device was held by two attempts at once.
+NO_DEVICE_TWICE = """
+    select count(*) from allocations a join allocations b on a.device_id = b.device_id
+        and (a.job_id, a.attempt) < (b.job_id, b.attempt)
+    join attempt_ends x on (a.job_id, a.attempt) = (x.job_id, x.attempt)
+    join attempt_ends y on (b.job_id, b.attempt) = (y.job_id, y.attempt)
+    where a.since < y.ended and b.since < x.ended
+"""
 ENTRYPOINTS = {"command": "gpu_flows.flows.command:command", "train": "gpu_flows.flows.train:train"}
 
 
@@ -51,9 +59,21 @@ class Pool:
     # -- runs ---------------------------------------------------------------------------------
 
     def submit(
-        self, command: str = "true", parameters: dict[str, Any] | None = None, **variables: Any
+        self,
+        command: str = "true",
+        parameters: dict[str, Any] | None = None,
+        retries: int = 0,
+        **variables: Any,
     ) -> str:
+        """A run of the deployment's flow, which the command is for."""
         body = {"parameters": parameters or {"command": command, "shell": True}, "job_variables": variables}
+        if retries:
+            body["empirical_policy"] = {"retries": retries, "retry_delay": 0}
+        return str(self.post(f"/deployments/{self.deployment}/create_flow_run", body)["id"])
+
+    def command(self, command: str, **variables: Any) -> str:
+        """A run whose command takes the place of the flow."""
+        body = {"parameters": {"command": "unused"}, "job_variables": {"command": command, **variables}}
         return str(self.post(f"/deployments/{self.deployment}/create_flow_run", body)["id"])
 
     def run(self, run_id: str) -> dict[str, Any]:
@@ -84,11 +104,13 @@ class Pool:
 
     # -- blocks -------------------------------------------------------------------------------
 
-    def save_policy(self, name: str, **options: Any) -> None:
+    def save_policy(self, name: str, protection: dict[str, Any] | None = None, **options: Any) -> None:
         """What saving the block's form in the UI does: the server checks nothing."""
         slug = "gpu-scheduler"
         document = self.request("GET", f"/block_types/slug/{slug}/block_documents/name/{self.stack.pool}")
-        data = {"policy": {"name": name, **options}}
+        data: dict[str, Any] = {"policy": {"name": name, **options}}
+        if protection is not None:
+            data["protection"] = protection
         body = {"data": data, "merge_existing_data": False}
         self.request("PATCH", f"/block_documents/{document['id']}", json=body)
 

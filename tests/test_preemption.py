@@ -220,7 +220,7 @@ def test_preempted_while_it_is_claimed(tmp_path: Path) -> None:
         await stage.settle()
         stage.clerk.window.set()
         await stage.running("urgent")
-        assert stage.waiting() == {"a"}
+        await stage.until(lambda: stage.waiting() == {"a"}, "it waits again")
         assert stage.theatre.launched == ["urgent.1"]
         assert stage.outcomes("a") == []
         stage.theatre.exit("urgent", 0)

@@ -31,6 +31,9 @@ from prefect import flow
 from prefect.runtime import flow_run
 from pydantic import Field
 
+from gpu_flows.checkpoints import contract
+from gpu_flows.prefect_private import announced_intent
+
 Emit = Callable[[str], None]
 
 
@@ -44,7 +47,8 @@ def command(
 ) -> dict[str, Any]:
     """Run a command line on the devices this run was given.
 
-    Its output shows in the run's logs. An exit code other than 0 fails the run.
+    Its output shows in the run's logs. An exit code other than 0 fails the run. Asked to make room for
+    others, it gets SIGTERM and may save what it needs in $GPU_FLOWS_CHECKPOINT_DIR; it is run again later.
 
     Args:
         command: The command line, for example: python train.py --epochs 3.
@@ -55,7 +59,8 @@ def command(
     """
     arguments = split_command(command, shell=shell)
     # Less than the worker allows this whole process, or its SIGKILL could come before ours.
-    grace = 0.8 * float(os.environ.get("GPU_FLOWS_GRACE_SECONDS", "10"))
+    grace = 0.8 * float(os.environ.get(contract.GRACE, "10"))
+    environment = {contract.GRACE: f"{grace:g}", **environment}
     wanted = Command(arguments, working_directory, environment, timeout_seconds, grace)
     outcome = run_command(wanted, _send_to_run_logs(str(flow_run.id)))
     if outcome.timed_out or outcome.exit_code != 0:
@@ -143,9 +148,20 @@ def run_command(command: Command, emit: Emit) -> Outcome:
             # A second signal changes nothing: the command keeps its grace.
             interruption = interruption or signalled
             must_stop.set()
-    if interruption is not None:
+    if interruption is not None and not (announced_intent() == "reschedule" and _is_done(ended)):
         raise interruption
     return ended.result()
+
+
+def _is_done(ended: Future[Outcome]) -> bool:
+    """Whether a command that was asked to leave has finished instead. If it says that it saved and left,
+    the worker, which sees only this process, is told in the job's journal."""
+    outcome = None if ended.exception() else ended.result()
+    directory = os.environ.get(contract.DIRECTORY, "")
+    if outcome and outcome.exit_code == contract.CHECKPOINTED and directory:
+        with suppress(OSError):
+            contract.note(Path(directory), contract.Entry("left", contract.attempt_number(), time.time()))
+    return outcome is not None and outcome.exit_code == 0 and not outcome.timed_out
 
 
 _MARK = "GPU_FLOWS_COMMAND"  # in the environment of everything that a command starts
