@@ -32,13 +32,14 @@ def test_an_older_file_is_migrated_with_its_rows(tmp_path: Path, monkeypatch: py
     recorder.write(job(1))
     recorder.close()
     newer = Migration(
-        2, "note", "alter table jobs add column note varchar default 'none'; create table extra (x int)"
+        NEXT, "note", "alter table jobs add column note varchar default 'none'; create table extra (x int)"
     )
     monkeypatch.setattr(catalog, "migrations", lambda: (*REAL_MIGRATIONS, newer))
     recorder = place.recorder()
     recorder.write(job(2))
     recorder.close()
-    assert place.ask("select version, name from migrations order by version") == [(1, "facts"), (2, "note")]
+    applied = [(step.version, step.name) for step in (*REAL_MIGRATIONS, newer)]
+    assert place.ask("select version, name from migrations order by version") == applied
     assert place.ask("select job_id, note from jobs where job_id = 'job-1'") == [("job-1", "none")]
     assert place.count("jobs") == 2
     assert place.count("extra") == 0
@@ -49,7 +50,7 @@ def test_a_migration_that_fails_leaves_the_file_as_it_was(
 ) -> None:
     place = Place(tmp_path)
     place.recorder().close()
-    broken = Migration(2, "broken", "create table half_way (x int); select * from no_such_table")
+    broken = Migration(NEXT, "broken", "create table half_way (x int); select * from no_such_table")
     with monkeypatch.context() as patched:
         patched.setattr(catalog, "migrations", lambda: (*REAL_MIGRATIONS, broken))
         recorder = place.recorder()
@@ -154,4 +155,5 @@ def test_the_head_of_a_named_query_is_read() -> None:
 
 
 REAL_MIGRATIONS = catalog.migrations()
+NEXT = REAL_MIGRATIONS[-1].version + 1
 REAL_VIEWS = catalog.views()

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 # Counts to a number, once each half second, and keeps where it is in a file: the contract in shell.
 COUNTS = (
     'n=$(cat "$GPU_FLOWS_CHECKPOINT_DIR/n" 2>/dev/null || echo 0); '
-    'trap \'echo $n > "$GPU_FLOWS_CHECKPOINT_DIR/n"; exit 85\' TERM; '
+    "trap 'echo $n > \"$GPU_FLOWS_CHECKPOINT_DIR/n\"; exit 85' TERM; "
     "while [ $n -lt {} ]; do n=$((n+1)); echo $GPU_FLOWS_ATTEMPT $n >> {}; sleep 0.5 & wait $!; done"
 )
 WENT_ON = ["Running", "Preempted", "Pending", "Running", "Completed"]
@@ -28,9 +28,7 @@ def passes(pool: Pool, run: str) -> list[str]:
     return [name for name in pool.states(run) if name not in ("Scheduled", "AwaitingGPU", "Late")]
 
 
-def test_an_urgent_job_preempts_two_and_all_complete(
-    new_stack: Callable[..., Stack], tmp_path: Path
-) -> None:
+def test_an_urgent_job_preempts_two_and_all_complete(new_stack: Callable[..., Stack], tmp_path: Path) -> None:
     pool = Pool(new_stack("1x4:GTX 1080 Ti:11"))
     pool.save_policy("priority", protection={"min_run_seconds": 0})
     counted = tmp_path / "counted"

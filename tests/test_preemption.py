@@ -528,9 +528,7 @@ def leaves(stage: Stage, chance: random.Random) -> int:
     return chance.choice([0, 0, LEFT, LEFT, 1, -9])
 
 
-def again(
-    tmp_path: Path, before: Stage, jobs: list[tuple[str, dict[str, Any]]], policy: Any
-) -> Stage:
+def again(tmp_path: Path, before: Stage, jobs: list[tuple[str, dict[str, Any]]], policy: Any) -> Stage:
     """The next worker: it adopts what runs, and is told by the server of what waits."""
     stage = Stage(tmp_path, "2x2", policy, theatre=before.theatre, clerk=before.clerk)
     for found in stage.theatre.find():
