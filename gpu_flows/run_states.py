@@ -161,7 +161,7 @@ class RunStates:
         if intent == "reschedule" and kind in _STOPPED and not completed:
             if await self._put_back(run, why):
                 return BACK, why
-            return await self._finish(run_id, exit_code, intent, speaks, why)  # cancelled just now
+            return await self._finish(run_id, exit_code, None, speaks, why)  # it was just cancelled
         if kind == StateType.SCHEDULED:
             return "rescheduled", _first_line(state.message if state else "")
         if kind == StateType.PAUSED:

@@ -89,7 +89,8 @@ class Engine:
         except Exception as error:  # the policy's idea of an order
             self._put_aside(error)
             self._line.add(job, progress)
-        self._unchecked.append(job)
+        if not progress.attempts:  # one that ran before was accepted, and must not be refused for coming back
+            self._unchecked.append(job)
         self._changed = True
 
     def withdraw(self, job_id: str) -> None:

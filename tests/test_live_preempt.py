@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import signal
+import sys
 from collections.abc import Callable
+from itertools import groupby
 from pathlib import Path
+from shlex import quote
 
 import pytest
 from conftest import eventually
@@ -20,12 +24,16 @@ COUNTS = (
     "trap 'echo $n > \"$GPU_FLOWS_CHECKPOINT_DIR/n\"; exit 85' TERM; "
     "while [ $n -lt {} ]; do n=$((n+1)); echo $GPU_FLOWS_ATTEMPT $n >> {}; sleep 0.5 & wait $!; done"
 )
-WENT_ON = ["Running", "Preempted", "Pending", "Running", "Completed"]
 
 
 def passes(pool: Pool, run: str) -> list[str]:
-    """The states of the run, but for waiting."""
-    return [name for name in pool.states(run) if name not in ("Scheduled", "AwaitingGPU", "Late")]
+    """The states that the run went through, but for those before it first had devices."""
+    names = [name for name in pool.states(run) if name not in ("Scheduled", "AwaitingGPU", "Late")]
+    return [name for name, _ in groupby(names)]
+
+
+def lines(path: Path) -> list[str]:
+    return path.read_text().splitlines() if path.exists() else []
 
 
 def test_an_urgent_job_preempts_two_and_all_complete(new_stack: Callable[..., Stack], tmp_path: Path) -> None:
@@ -33,7 +41,7 @@ def test_an_urgent_job_preempts_two_and_all_complete(new_stack: Callable[..., St
     pool.save_policy("priority", protection={"min_run_seconds": 0})
     counted = tmp_path / "counted"
     first = pool.submit(COUNTS.format(20, counted), gpus=2, grace_seconds=10)  # as a flow
-    second = pool.command(f"sh -c {quoted(COUNTS.format(20, counted))}", gpus=2)  # as a bare command
+    second = pool.command(f"sh -c {quote(COUNTS.format(20, counted))}", gpus=2)  # as a bare command
     eventually(lambda: {line.split(".")[0] for line in lines(counted)} == {first, second}, "both count")
 
     urgent = pool.submit("sleep 1", gpus=4, priority_class="urgent")
@@ -48,11 +56,8 @@ def test_an_urgent_job_preempts_two_and_all_complete(new_stack: Callable[..., St
     for run in (urgent, first, second):
         state = pool.until(run, "Completed", "Failed", "Crashed")["state"]
         assert state["name"] == "Completed", state
-    assert passes(pool, first) == ["Pending", *WENT_ON] or passes(pool, first)[1:] == [
-        "Running",
-        *["Preempted"] * passes(pool, first).count("Preempted"),
-        *WENT_ON[2:],
-    ]
+    way = ["Pending", "Running", "Preempted", "Pending", "Running", "Completed"]
+    assert passes(pool, first) == way
     assert pool.run(first)["run_count"] == 1, "a preemption is not a retry"
     for run in (first, second):
         mine = [line.split() for line in lines(counted) if line.startswith(run)]
@@ -69,16 +74,6 @@ def test_an_urgent_job_preempts_two_and_all_complete(new_stack: Callable[..., St
     assert pool.sql(NO_DEVICE_TWICE) == [(0,)]
     assert pool.sql("select job_id, lost_s from saved_work where lost_s > 0") == []
     assert pool.sql("select distinct kind, room_for from departures") == [("preempted", f'["{urgent}"]')]
-
-
-def lines(path: Path) -> list[str]:
-    return path.read_text().splitlines() if path.exists() else []
-
-
-def quoted(line: str) -> str:
-    import shlex
-
-    return shlex.quote(line)
 
 
 def test_cancelled_while_preempted_and_a_worker_killed_while_a_job_leaves(
@@ -105,8 +100,11 @@ def test_cancelled_while_preempted_and_a_worker_killed_while_a_job_leaves(
     assert "Crashed" not in pool.states(leaver)
     again = pool.submit("true", gpus=2, priority_class="urgent")
     pool.until(leaver, "Preempted")
-    pool.cancel(leaver)
-    assert pool.state(leaver) == "Cancelled", "nothing of it is left to stop"
+    gpu_flows = [sys.executable, "-m", "gpu_flows.cli"]
+    told = json.loads(stack.run([*gpu_flows, "why", leaver, "--json"]))
+    assert [each["outcome"] for each in told["attempts"]] == ["preempted", "preempted"]
+    (told,) = json.loads(stack.run([*gpu_flows, "cancel", leaver, "--json"]))
+    assert told["state"] == "Cancelled", "nothing of it is left to stop"
     pool.until(again, "Completed")
     eventually(lambda: not pool.status().waiting and not any(pool.holders().values()), "nothing is left")
     assert pool.sql(NO_DEVICE_TWICE) == [(0,)]
@@ -130,3 +128,23 @@ def test_a_job_that_fails_now_and_then_keeps_its_retries(
     assert state["name"] == "Completed", pool.states(run)
     assert lines(tries) == [f"{run}.1", f"{run}.1", f"{run}.2", f"{run}.2"]
     assert pool.run(run)["run_count"] == 3
+
+
+def test_an_elastic_job_shrinks_for_another_and_grows_again(
+    new_stack: Callable[..., Stack], tmp_path: Path
+) -> None:
+    pool = Pool(new_stack("1x4:GTX 1080 Ti:11"))
+    pool.save_policy("srtf", elastic=True, protection={"min_run_seconds": 0})
+    sizes = tmp_path / "sizes"
+    line = f"echo $GPU_FLOWS_GPUS >> {sizes}; trap 'exit 85' TERM; sleep 600 & wait $!"
+    ask = {"gpus": 2, "min_gpus": 1, "max_gpus": 4, "expected_seconds": 1000}
+    elastic = pool.command(f"sh -c {quote(line)}", **ask)
+    eventually(lambda: lines(sizes) == ["4"], "it has all there is")
+    small = pool.command("sleep 2", gpus=2, expected_seconds=2)
+    pool.until(small, "Completed")
+    eventually(lambda: lines(sizes) == ["4", "2", "4"], "it made room, and grew again")
+    pool.cancel(elastic)
+    pool.until(elastic, "Cancelled")
+    ended = "select outcome from attempt_history where outcome <> 'completed' order by started"
+    eventually(lambda: pool.sql(ended) == [("resized",), ("resized",), ("cancelled",)], "all is recorded")
+    assert pool.sql(NO_DEVICE_TWICE) == [(0,)]
