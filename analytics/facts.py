@@ -113,6 +113,11 @@ class SavedWork(Fact):
     restored_step: int | None
     lost_s: float
 
+    @property
+    def tells(self) -> bool:
+        """Whether the job told anything at all."""
+        return bool(self.saves or self.last_step or self.restored)
+
 
 @dataclass(frozen=True, slots=True)
 class Allocated(Fact):

@@ -93,7 +93,7 @@ class Dispatcher:
         asked still, and put back in line when it has left."""
         launch, attempt = found.launch, found.attempt
         job, before = launch.job, self._belongings.progress(launch.job.id)
-        ride = Ride(job, launch.devices, before, holds=False, boarded=True, attempt=attempt)
+        ride = Ride(job, launch.devices, holds=False, boarded=True, attempt=attempt)
         ride.leave = self._belongings.leave_of(job.id, launch.attempt)
         if attempt is not None:  # its worker may have died before it noted the start
             self._record(*start_facts(attempt, self.runtime.name))
@@ -143,12 +143,10 @@ class Dispatcher:
                 yield Running(ride.job, ride.devices, since, launch.attempt, launch.policy), ride.leave.why
 
     def job_running_as(self, identifier: str) -> str | None:
-        running = (
-            job_id
-            for job_id, ride in self._rides.items()
-            if ride.attempt and ride.attempt.identifier == identifier
-        )
-        return next(running, None)
+        for ride in (*self._rides.values(), *self._leaving):
+            if ride.attempt and ride.attempt.identifier == identifier:
+                return ride.job.id
+        return None
 
     # -- planning -----------------------------------------------------------------------------
 
@@ -190,24 +188,22 @@ class Dispatcher:
             elif isinstance(action, Preempt):
                 self._preempt(action, starts, policy, planned)
             else:
-                job, former = action.job, self._rides.get(action.job.id)
-                ride = Ride(job, action.devices, self.engine.running[job.id].before, former)
+                ride = Ride(action.job, action.devices, former=self._rides.get(action.job.id))
                 self._carry(ride, self._start(ride, policy, planned))
 
     def _preempt(self, stop: Preempt, starts: list[Start], policy: str, planned: float) -> None:
-        """Ask the job to leave. Its devices are others' already; until it is gone they wait for it, and
-        until it is back in line it is not in the line, lest it be started twice."""
+        """Ask the job to leave. Its devices are others' already, who wait until it is gone; and until
+        it has been put back it is not in the line, lest it be started twice."""
         job = stop.running.job
         ride = self._rides.get(job.id)
         if ride is None:
             return  # nothing of it is here: it is in line, and that is all
         ride.holds = False
-        ride.leave = ride.leave or leave(stop.running, starts, policy, planned)
         self._leaving.add(ride)
         self.engine.withdraw(job.id)  # if the plan does not start it again
-        if ride.attempt:
-            self._belongings.keep_leave(job.id, ride.attempt.launch.attempt, ride.leave)
-        self._log.info("Run %s is asked to leave: %s", job.name, ride.leave.why)
+        if ride.intent is None:
+            ride.leave = leave(stop.running, starts, policy, planned)
+            self._log.info("Run %s is asked to leave. %s", job.name, ride.leave.why)
         self._ask_to_stop(ride, "reschedule")
 
     # -- one job, from plan to end ------------------------------------------------------------
@@ -241,23 +237,21 @@ class Dispatcher:
         if ride.holds:
             self.engine.started(job.id, attempt.started, launch.attempt)
         self._record(*start_facts(attempt, self.runtime.name))
-        if ride.intent and ride.stirred.done():  # asked to stop while it was being launched
-            if ride.leave:
-                self._belongings.keep_leave(job.id, launch.attempt, ride.leave)
-            self._stop(attempt, ride.intent)
+        self._stop_if_asked(ride)  # while it was being launched
         reporting = asyncio.ensure_future(self._report(attempt))
-        await self._see_through(ride, launch)
-        reporting.cancel()
+        await self._see_through(ride, launch, reporting)
 
     async def _give_up(self, ride: Ride) -> None:
-        """The job was not even claimed. It waits on, unless it was cancelled, or ended instead of moving."""
-        self._let_go(ride)
+        """The job was not even claimed. It waits on, unless it was cancelled, or ended instead of moving.
+        One that waits on lets go of its devices and is in line in the same moment, lest others pass it."""
         former = ride.former
         if former and former.task:
+            self._let_go(ride)
             await asyncio.wait([former.task])
         if former and former.over:
             return
         if ride.intent == "cancel":
+            self._let_go(ride)
             await self.desk.cancelled(ride.job)
             self.note_end(ride.job.id, "cancelled", "cancelled while it waited")
         else:
@@ -268,8 +262,11 @@ class Dispatcher:
             self._log.info("Run %s was cancelled just as it was launched.", attempt.launch.job.name)
             self.cancel(attempt.launch.job.id)
 
-    async def _see_through(self, ride: Ride, launch: Launch) -> None:
-        """Wait for the attempt to end, free its devices, and only then do the paperwork."""
+    async def _see_through(
+        self, ride: Ride, launch: Launch, reporting: asyncio.Future[None] | None = None
+    ) -> None:
+        """Wait for the attempt to end, free its devices, and only then do the paperwork. A launch that
+        is still being reported comes first."""
         if ride.attempt is None:
             await self.desk.never_launched(launch.job, "the worker was restarted before it launched it")
             self.runtime.forget(launch)
@@ -278,6 +275,8 @@ class Dispatcher:
         ended = self._clock()
         self._let_go(ride)
         await asyncio.sleep(CLAIMS_FIRST_S)
+        if reporting:
+            await asyncio.wait([reporting])
         await self._close(ride, launch, exit_code, ended)
 
     def _let_go(self, ride: Ride) -> None:
@@ -292,26 +291,25 @@ class Dispatcher:
     async def _close(self, ride: Ride, launch: Launch, exit_code: int | None, ended: float) -> None:
         """Report the end, and write down what it came to; in this order, for whoever has to do it again."""
         job_id, asked = launch.job.id, ride.leave
-        why = asked.why if asked else ""
-        outcome, detail = await self.desk.ended(launch, exit_code, ride.intent, why)
-        back = outcome == BACK
+        outcome, detail = await self.desk.ended(launch, exit_code, ride.intent, asked.why if asked else "")
+        back, progress = outcome == BACK, self._belongings.progress(job_id)
         ride.over = not back
         if ride.attempt:
             goes_on = back or outcome == "crashed"
             saved = await asyncio.to_thread(saved_work, ride.attempt, ended, exit_code, goes_on)
             called = asked.kind if asked and back else outcome
             self._record(*end_facts(ride.attempt, ended, called, exit_code, detail, asked))
-            if asked or saved.last_step or saved.saves or saved.restored:
+            if asked or saved.tells:
                 self._record(saved)
             if asked and back:
-                progress = progress_of(ride.attempt, ride.before, saved, ended, asked.kind)
-                self._belongings.keep_progress(job_id, progress)
-                self.engine.left(job_id, progress)
-        if back:
-            ride.returns = self._belongings.progress(job_id)
+                progress = progress_of(ride.attempt, progress, saved, ended, asked.kind)
         if outcome in FINAL:
             self.note_end(job_id, outcome, detail, ended)
         await asyncio.to_thread(self._flush)  # once forgotten, nobody would record it again
+        if back:
+            self._belongings.keep_progress(job_id, progress)
+            self.engine.left(job_id, progress)  # if it moves
+            ride.returns = progress
         self.runtime.forget(launch)
 
     def note_end(self, job_id: str, outcome: str, detail: str, ended: float | None = None) -> None:
@@ -320,11 +318,16 @@ class Dispatcher:
         self._belongings.ended(job_id)
 
     def _ask_to_stop(self, ride: Ride, intent: Intent) -> None:
-        if ride.ask(intent) and ride.attempt:
-            self._stop(ride.attempt, intent)
+        if ride.ask(intent):
+            self._stop_if_asked(ride)
 
-    def _stop(self, attempt: Attempt, intent: Intent) -> None:
-        task = asyncio.ensure_future(self.runtime.stop(attempt, intent))
+    def _stop_if_asked(self, ride: Ride) -> None:
+        """Pass it on to the process, if there is one. What for is written down first."""
+        if ride.attempt is None or ride.intent is None:
+            return
+        if ride.leave:
+            self._belongings.keep_leave(ride.job.id, ride.attempt.launch.attempt, ride.leave)
+        task = asyncio.ensure_future(self.runtime.stop(ride.attempt, ride.intent))
         self._stops.add(task)
         task.add_done_callback(self._stops.discard)
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from gpu_flows.leaving import Leave
 from gpu_flows.runtimes.base import Attempt, Intent
-from gpu_flows.schedulers.model import NO_PROGRESS, Device, Job, Progress, Reason
+from gpu_flows.schedulers.model import Device, Job, Progress, Reason
 
 
 def _signal() -> asyncio.Future[None]:
@@ -25,7 +25,6 @@ def _signal() -> asyncio.Future[None]:
 class Ride:
     job: Job
     devices: tuple[Device, ...] = ()
-    before: Progress = NO_PROGRESS
     former: Ride | None = None  # of the same job, and not over yet
     holds: bool = True  # whether the engine counts the devices as this ride's
     boarded: bool = False  # it has waited for its devices, and is being claimed, launched, run or reported
@@ -77,8 +76,9 @@ def awaited(ride: Ride, rides: Iterable[Ride]) -> Reason | None:
     if ride.boarded or ride.stirred.done():
         return None
     names = [each.job.name or each.job.id for each in rides if each.is_in_the_way_of(ride)]
-    if not names and not (ride.former and not ride.former.over):
+    if ride.former and not ride.former.over:
+        names.append("itself")
+    if not names:
         return None
-    whose = " and ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-    what = f"{whose} {'saves' if len(names) == 1 else 'save'} and leave{'s' if len(names) == 1 else ''}"
-    return Reason("making_room", f"Room is being made for it: {what if names else 'it saves and leaves'}.")
+    whose = " and ".join([*names[:3], *([f"{len(names) - 3} more"] if len(names) > 3 else [])])
+    return Reason("making_room", f"Room is being made for it: it waits for {whose} to save and leave.")
