@@ -68,7 +68,7 @@ class AttemptStarted(Fact):
 @dataclass(frozen=True, slots=True)
 class AttemptEnded(Fact):
     """An attempt let go of its devices. `outcome`: completed, failed, crashed, cancelled,
-    preempted, lost. `exit_code` is None where nobody saw it."""
+    preempted, moved, resized, lost. `exit_code` is None where nobody saw it."""
 
     table: ClassVar[str] = "attempt_ends"
     job_id: str
@@ -79,6 +79,46 @@ class AttemptEnded(Fact):
     detail: str = ""
     oom_killed: bool | None = None  # None where nobody can tell
     peak_memory_mb: float | None = None  # of its host's memory, as far as it was watched
+
+
+@dataclass(frozen=True, slots=True)
+class Departed(Fact):
+    """An attempt was asked to leave its devices, and is gone. `kind` is what it was asked for: preempted
+    (to wait again), moved (to other devices) or resized. How it ended stands with the attempt's end: a
+    job may also finish, or be cancelled, while it leaves."""
+
+    table: ClassVar[str] = "departures"
+    job_id: str
+    attempt: int
+    asked: float
+    gone: float
+    kind: str
+    policy: str
+    room_for: str  # JSON list: the ids of the jobs that got its devices
+
+
+@dataclass(frozen=True, slots=True)
+class SavedWork(Fact):
+    """What an attempt that has ended told of its checkpoints. `lost_s` is the time on devices that
+    nothing came of: since the last checkpoint, if it was not asked to leave or could not save."""
+
+    table: ClassVar[str] = "saved_work"
+    job_id: str
+    attempt: int
+    saves: int
+    save_s: float  # all of them together
+    saved_bytes: int  # the last one
+    last_saved: float | None
+    last_step: int
+    restored: float | None  # when it went on from a checkpoint; None if it began anew
+    restore_s: float | None
+    restored_step: int | None
+    lost_s: float
+
+    @property
+    def tells(self) -> bool:
+        """Whether the job told anything at all."""
+        return bool(self.saves or self.last_step or self.restored)
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +217,8 @@ FACTS: tuple[type[Fact], ...] = (
     JobEnded,
     AttemptStarted,
     AttemptEnded,
+    Departed,
+    SavedWork,
     Allocated,
     Decided,
     Swapped,

@@ -1,4 +1,5 @@
-"""What a pool recorded, as a trace: yesterday's jobs, ready for another policy or another cluster.
+"""What a pool recorded, as a trace: yesterday's jobs, ready for another policy or another cluster; and
+what it cost there to stop a job.
 
 A job's duration is the time it spent on devices, over all its attempts. Left out, and counted, are
 jobs that never ended or never ran. Which nodes and GPU models a job insisted on was not recorded,
@@ -9,7 +10,7 @@ from __future__ import annotations
 
 import csv
 from collections import Counter
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -54,6 +55,27 @@ def load(database: Path, pool: str = "", experiment: str = "", **choices: Any) -
     return replace(trace, source=str(database), format=FORMAT, skipped=trace.skipped + left_out)
 
 
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """What stopping a job cost (medians), in the terms of a simulated world."""
+
+    checkpoint_s: float
+    restart_s: float
+    migration_s: float
+    stopped: int  # how many times a job was stopped to know this
+
+
+def costs(database: Path) -> Costs:
+    """As recorded in all pools. Raises TraceError."""
+    try:
+        found = answer(database, _COSTS)
+    except QueryError as error:
+        raise TraceError(f"Warehouse {database} cannot be read: {error}") from None
+    if not found.rows:
+        raise TraceError(f"In {database} no job was ever stopped for another one, so costs are not known.")
+    return Costs(*found.rows[0])
+
+
 def _only_pool(database: Path, experiment: str) -> str:
     pools = [name for (name,) in answer(database, _POOLS, {"experiment": experiment}).rows]
     if len(pools) == 1:
@@ -66,6 +88,11 @@ def _only_pool(database: Path, experiment: str) -> str:
     )
 
 
+_COSTS = """
+select checkpoint_s, coalesce(restart_s, 0), migration_s, stopped
+from preemption_costs
+where pool is null and stopped > 0
+"""
 _POOLS = "select distinct pool from jobs where $experiment in ('', experiment) order by pool"
 
 # Columns as the native format names them. Counting GiB, every whole number of MiB is exact.

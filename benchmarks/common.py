@@ -99,6 +99,9 @@ class Api:
     def post(self, path: str, body: Any) -> Any:
         return self._ask("POST", path, json=body)
 
+    def patch(self, path: str, body: Any) -> Any:
+        return self._ask("PATCH", path, json=body)
+
     def _ask(self, method: str, path: str, **kwargs: Any) -> Any:
         while True:
             response = self._http.request(method, path, **kwargs)

@@ -8,6 +8,7 @@ from prefect.blocks.core import Block
 from pydantic import Field, create_model
 
 from gpu_flows.schedulers.policy import Options, Policy, make_policy, policies
+from gpu_flows.schedulers.protection import Protection
 
 DEFAULT_POLICY = "fifo"
 
@@ -67,8 +68,13 @@ class GpuScheduler(Block):
         title="Policy",
         description="The policy that decides, with its options.",
     )
+    protection: Protection = Field(
+        default_factory=Protection,
+        title="Protection",
+        description="Whom the policy may not stop, even if it preempts.",
+    )
 
     def use(self, name: str, **options: Any) -> GpuScheduler:
         """This block with another policy. Raises PolicyError for a name or option there is not."""
         make_policy(name, options)
-        return GpuScheduler(policy=FORMS[name](**options))
+        return GpuScheduler(policy=FORMS[name](**options), protection=self.protection)

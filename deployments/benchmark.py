@@ -12,6 +12,7 @@ import json
 import os
 import re
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from gpu_flows.configuration import BlockNames, PolicyChoice, read_policy, read_
 from gpu_flows.deployments.workload import Workload
 from gpu_flows.home import default_warehouse, pool_folder
 from gpu_flows.schedulers.policy import make_policy
+from gpu_flows.schedulers.protection import Protection
 from gpu_flows.status import read_status
 
 SHOWN = "policy", "jobs", "makespan_s", "avg_turnaround_s", "avg_queueing_s", "allocation", "utilization"
@@ -54,7 +56,7 @@ async def benchmark(workload: Workload = Workload(), train: str = "train/train")
         progress = await acreate_progress_artifact(0.0, key="benchmark-progress", description="starting")
         try:
             for done, (name, experiment) in enumerate(rounds.items()):
-                await _use(names.scheduler, PolicyChoice(name, {}), pool.name)
+                await _use(names.scheduler, replace(before, name=name, options={}), pool.name)
                 await _round(client, workload, deployment, experiment)
                 share = 100 * (done + 1) / len(rounds)
                 await aupdate_progress_artifact(progress, share, description=f"{name} is through")
@@ -83,7 +85,8 @@ async def _where(client: PrefectClient, train: str) -> tuple[WorkPool, Any]:
 
 async def _use(block: str, choice: PolicyChoice, pool: str) -> None:
     """Switch the pool's policy and see that its worker follows."""
-    await GpuScheduler().use(choice.name, **choice.options).save(block, overwrite=True)
+    block_now = GpuScheduler(protection=choice.protection or Protection())
+    await block_now.use(choice.name, **choice.options).save(block, overwrite=True)
     for _ in range(300):
         status = read_status(pool)
         if status and status.policy["name"] == choice.name:

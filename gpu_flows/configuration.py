@@ -7,7 +7,7 @@ before and says why, the second means the defaults.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, TypeVar
 
@@ -20,6 +20,7 @@ from pydantic import ValidationError
 from gpu_flows.blocks import GpuCluster, GpuScheduler, Warehouse
 from gpu_flows.blocks.scheduler import DEFAULT_POLICY
 from gpu_flows.schedulers.policy import Policy, PolicyError, make_policy
+from gpu_flows.schedulers.protection import Protection
 
 B = TypeVar("B", bound=Block)
 
@@ -45,12 +46,14 @@ class BlockNames:
 
 @dataclass(frozen=True, slots=True)
 class PolicyChoice:
-    """What a scheduler block names as policy and options, right or wrong, and when it was saved."""
+    """What a scheduler block names as policy and options, right or wrong, and when it was saved; beside
+    them, how it protects jobs."""
 
     name: str
     options: dict[str, Any]
     saved: datetime | None = None
     error: str = ""  # why the block names no policy at all
+    protection: Protection | None = field(default_factory=Protection)  # None: it makes no sense
 
     def make(self) -> Policy:
         if self.error:
@@ -58,7 +61,8 @@ class PolicyChoice:
         return make_policy(self.name, self.options)
 
     def says_the_same_as(self, other: PolicyChoice | None) -> bool:
-        return other is not None and replace(self, saved=other.saved) == other
+        """About the policy."""
+        return other is not None and replace(self, saved=other.saved, protection=other.protection) == other
 
 
 async def read_policy(client: PrefectClient, block: str) -> PolicyChoice:
@@ -67,11 +71,19 @@ async def read_policy(client: PrefectClient, block: str) -> PolicyChoice:
     if document is None:
         return PolicyChoice(DEFAULT_POLICY, {})
     chosen = document.data.get("policy")
+    protection = _protection(document.data.get("protection"))
     if not isinstance(chosen, dict) or not isinstance(chosen.get("name"), str):
         error = f"GPU Scheduler block {block!r} names no policy."
-        return PolicyChoice("", {}, document.updated, error)
+        return PolicyChoice("", {}, document.updated, error, protection)
     options = {key: value for key, value in chosen.items() if key != "name"}
-    return PolicyChoice(chosen["name"], options, document.updated)
+    return PolicyChoice(chosen["name"], options, document.updated, "", protection)
+
+
+def _protection(said: Any) -> Protection | None:
+    try:
+        return Protection() if said is None else Protection.model_validate(said)
+    except ValidationError:
+        return None
 
 
 async def read_cluster(client: PrefectClient, block: str) -> GpuCluster:

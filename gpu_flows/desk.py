@@ -6,13 +6,15 @@ import shlex
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from uuid import UUID
 
 import httpx
 from prefect.client.schemas.objects import FlowRun
 
 from gpu_flows.blocks import GpuCluster
-from gpu_flows.dispatcher import Unreachable
+from gpu_flows.checkpoints import contract
+from gpu_flows.counter import Unreachable
 from gpu_flows.intake import Intake
 from gpu_flows.job_container import ENTRY, command_line, container_of, environment
 from gpu_flows.job_variables import GpuJobConfiguration
@@ -32,10 +34,12 @@ class PrefectDesk:
         states: RunStates,
         identity: Callable[[], tuple[str, UUID | None]],
         attempts_of: Callable[[str], int],
+        checkpoints: Callable[[str, str], Path],
     ) -> None:
         self._pool, self._intake, self._states = pool, intake, states
         self._identity = identity  # the worker's name and its id on the server
         self._attempts_of = attempts_of
+        self._checkpoints = checkpoints  # makes a job's directory, under a root if one is given
         self._claims: dict[str, UUID] = {}  # of runs that are being launched
         self.cluster = GpuCluster()  # as the pool's block says
 
@@ -81,12 +85,14 @@ class PrefectDesk:
         if at_hand and not own and not directory:
             directory, shortcut = at_hand[0], load_directly(at_hand[1])
         env = {key: value for key, value in configuration.env.items() if value is not None}
+        checkpoints = self._directory(launch.job.id, configuration.checkpoint_root)
         return replace(
             launch,
             command=tuple(own) or ENGINE,
-            env={**shortcut, **env},
+            env={**shortcut, **env, contract.DIRECTORY: checkpoints},
             directory=directory,
             hears_intents=not own,
+            checkpoints=checkpoints,
         )
 
     async def _in_a_container(
@@ -112,7 +118,23 @@ class PrefectDesk:
             secrets=secrets,
             login=await self._intake.login(configuration.registry_credentials),
         )
-        return replace(launch, command=command, env=env, hears_intents=speaks, container=container)
+        return replace(
+            launch,
+            command=command,
+            env=env,
+            hears_intents=speaks,
+            container=container,
+            checkpoints=self._directory(launch.job.id, configuration.checkpoint_root),
+        )
+
+    def _directory(self, job_id: str, root: str) -> str:
+        try:
+            return str(self._checkpoints(job_id, root))
+        except OSError as error:
+            raise LaunchError(
+                f"its checkpoint directory cannot be made ({error}). "
+                "Check that checkpoint_root is there, and that there is room on the disk."
+            ) from None
 
     async def launched(self, attempt: Attempt) -> bool:
         run_id = UUID(attempt.launch.job.id)
@@ -124,8 +146,12 @@ class PrefectDesk:
             await self._states.show_running(run_id)
         return True
 
-    async def ended(self, launch: Launch, end: End, intent: Intent | None) -> tuple[str, str]:
-        return await self._states.finish(UUID(launch.job.id), end, intent, launch.hears_intents)
+    async def ended(self, launch: Launch, end: End, intent: Intent | None, why: str = "") -> tuple[str, str]:
+        run_id = UUID(launch.job.id)
+        return await self._states.finish(run_id, end, intent, launch.hears_intents, why)
+
+    async def cancelled(self, job: Job) -> None:
+        await self._states.close_abandoned(UUID(job.id))
 
     async def never_launched(self, job: Job, why: str) -> None:
         await self._states.unclaim(UUID(job.id), why)

@@ -1,8 +1,9 @@
 """The live driver: the engine with a real clock, a runtime and the people who own the jobs.
 
 It carries each start from claim to end in a task of its own, and lets the engine plan again the
-moment anything changes: a job ended, a device came back, the policy was swapped. It knows
-nothing of Prefect; the `Desk` is where it claims jobs and reports what became of them.
+moment anything changes: a job ended, a device came back, the policy was swapped. Jobs that a plan
+stops are asked to save and to leave, and wait again. It knows nothing of Prefect; the `Desk` is
+where it claims jobs and reports what became of them.
 """
 
 from __future__ import annotations
@@ -11,19 +12,16 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
-from gpu_flows.analytics.facts import (
-    Allocated,
-    AttemptEnded,
-    AttemptStarted,
-    Decided,
-    Fact,
-    JobEnded,
-    Swapped,
-)
+from gpu_flows.analytics.facts import Decided, JobEnded, Swapped
+from gpu_flows.attempt_facts import end_facts, progress_of, saved_work, start_facts
+from gpu_flows.belongings import Belongings
+from gpu_flows.counter import BACK, Desk, Unreachable
+from gpu_flows.leaving import leave
+from gpu_flows.ride import Ride, awaited, room_for
 from gpu_flows.runtimes.base import (
     Attempt,
     End,
@@ -36,42 +34,13 @@ from gpu_flows.runtimes.base import (
     Refused,
     Runtime,
 )
-from gpu_flows.schedulers.engine import Engine, Refuse
-from gpu_flows.schedulers.model import Job, Reason, Start
+from gpu_flows.schedulers.engine import Action, Engine, Refuse
+from gpu_flows.schedulers.model import Job, Preempt, Progress, Reason, Running, Start
 from gpu_flows.schedulers.policy import Policy
 
 FINAL = {"completed", "failed", "crashed", "cancelled"}
 PAUSE_WHEN_UNREACHABLE_S = 2.0
 CLAIMS_FIRST_S = 0.15  # paperwork for what has ended waits until the server has seen to what comes next
-
-
-class Unreachable(Exception):
-    """The desk cannot be asked now. Nothing was decided; try again."""
-
-
-class Desk(Protocol):
-    """Where jobs come from and are reported to."""
-
-    async def claim(self, start: Start, policy: str, planned: float) -> Launch | None:
-        """Make the job ours and say how to launch it. None if it is somebody else's or gone.
-        Raises Unreachable, or LaunchError for a job that cannot be launched."""
-        ...
-
-    async def launched(self, attempt: Attempt) -> bool:
-        """Report the launch. False if the job should not have been launched after all."""
-        ...
-
-    async def ended(self, launch: Launch, end: End, intent: Intent | None) -> tuple[str, str]:
-        """Report the end; keeps trying until it is reported. The outcome, and a word on it."""
-        ...
-
-    async def never_launched(self, job: Job, why: str) -> None:
-        """The claimed job was not launched, by no fault of its own: it waits again."""
-        ...
-
-    async def failed_to_launch(self, job: Job, why: str) -> None: ...
-
-    async def refuse(self, job: Job, reason: Reason) -> None: ...
 
 
 class Dispatcher:
@@ -81,20 +50,21 @@ class Dispatcher:
         engine: Engine,
         runtime: Runtime,
         desk: Desk,
+        belongings: Belongings,
         record: Callable[..., None],
         log: logging.Logger,
         clock: Callable[[], float] = time.time,
-        on_put_down: Callable[[str], None] = lambda job_id: None,
+        on_put_down: Callable[[Job], None] = lambda job: None,
         flush: Callable[[], object] = lambda: None,
     ) -> None:
         self.pool, self.engine, self.runtime, self.desk = pool, engine, runtime, desk
         self.active = False  # whether this worker may act for the pool
+        self._belongings = belongings
         self._record: Callable[..., None] = record
         self._flush = flush  # returns when what was recorded is on disk
         self._log, self._clock, self._on_put_down = log, clock, on_put_down
-        self._tasks: dict[str, asyncio.Task[None]] = {}  # job id -> what carries it
-        self._attempts: dict[str, Attempt] = {}
-        self._intents: dict[str, Intent] = {}
+        self._rides: dict[str, Ride] = {}  # job id -> its latest
+        self._leaving: set[Ride] = set()  # who sits on devices that were promised to others
         self._stops: set[asyncio.Task[None]] = set()
         self._planning: asyncio.Handle | None = None
         self._alarm: asyncio.TimerHandle | None = None  # when the policy asked to be called at the latest
@@ -103,8 +73,8 @@ class Dispatcher:
     # -- what comes in ------------------------------------------------------------------------
 
     def submit(self, job: Job) -> None:
-        if job.id not in self._tasks:
-            self.engine.submit(job)
+        if job.id not in self._rides:
+            self.engine.submit(job, self._belongings.progress(job.id))
             self.wake()
 
     def withdraw(self, job_id: str) -> None:
@@ -116,24 +86,11 @@ class Dispatcher:
         """Stop the job, whatever stage it is in. Whether it was here at all."""
         waiting = self.engine.waits(job_id)
         self.withdraw(job_id)
-        if job_id not in self._tasks:
-            return waiting
-        if job_id not in self._intents:
-            self._intents[job_id] = "cancel"
-            if job_id in self._attempts:
-                self._stop(self._attempts[job_id], "cancel")
-        return True
-
-    def carries(self, job_id: str) -> bool:
-        """Whether the job is anywhere between claim and reported end."""
-        return job_id in self._tasks
-
-    def carried(self) -> set[str]:
-        return set(self._tasks)
-
-    def job_running_as(self, identifier: str) -> str | None:
-        running = (job_id for job_id, it in self._attempts.items() if it.identifier == identifier)
-        return next(running, None)
+        ride = self._rides.get(job_id)
+        while ride:
+            self._ask_to_stop(ride, "cancel")
+            ride, waiting = ride.former, True
+        return waiting
 
     def swap(self, policy: Policy, options: dict[str, Any], before: str) -> None:
         self.engine.swap(policy)
@@ -144,18 +101,65 @@ class Dispatcher:
         self._record(Swapped(self._clock(), self.pool, before, after, json.dumps(options), error))
 
     def adopt(self, found: Found) -> None:
-        """Take over what a worker before us launched, alive or not."""
-        job, attempt = found.launch.job, found.attempt
+        """Take over what a worker before us launched, alive or not. One that it had asked to leave is
+        asked still, and put back in line when it has left."""
+        launch, attempt = found.launch, found.attempt
+        job, before = launch.job, self._belongings.progress(launch.job.id)
+        ride = Ride(job, launch.devices, holds=False, boarded=True, attempt=attempt)
+        ride.leave = self._belongings.leave_of(job.id, launch.attempt)
         if attempt is not None:  # its worker may have died before it noted the start
-            self._record(*_start_facts(attempt))
+            self._record(*start_facts(attempt))
         if attempt is not None and found.alive:
-            launch = found.launch
-            if not self.engine.adopt(job, launch.devices, attempt.started, launch.attempt):
+            ride.holds = self.engine.adopt(job, launch.devices, attempt.started, launch.attempt, before)
+            if not ride.holds:
                 self._log.warning("Run %s runs on devices that the cluster no longer offers.", job.name)
-            self._attempts[job.id] = attempt
-            self._carry(job.id, self._report_and_see_through(attempt))
-        else:
-            self._carry(job.id, self._see_through(found.launch, attempt))
+        if ride.leave:
+            self._ask_to_stop(ride, "reschedule")
+        reporting = asyncio.ensure_future(self._report(attempt)) if attempt and found.alive else None
+        self._carry(ride, self._see_through(ride, launch, reporting))
+
+    # -- what is asked ------------------------------------------------------------------------
+
+    def carries(self, job_id: str) -> bool:
+        """Whether the job is anywhere between plan and reported end."""
+        return job_id in self._rides
+
+    def carried(self) -> set[str]:
+        return set(self._rides)
+
+    def waits(self, job_id: str) -> bool:
+        """Whether the job waits in line, or for others to leave its devices."""
+        ride = self._rides.get(job_id)
+        return bool(awaited(ride, self._leaving)) if ride else self.engine.waits(job_id)
+
+    def reasons(self, limit: int | None = None) -> Iterator[tuple[Job, Reason]]:
+        """Why each job waits: first those for whom room is being made, then the line."""
+        for ride in list(self._rides.values()):
+            reason = awaited(ride, self._leaving)
+            if reason:
+                yield ride.job, reason
+        yield from self.engine.reasons(limit)
+
+    def progress(self, job_id: str) -> Progress:
+        """What the job has behind it, from the attempts before the present one."""
+        return self._belongings.progress(job_id)
+
+    def occupants(self) -> Iterator[tuple[Running, str]]:
+        """Who is on devices, or about to be; and, of those who are leaving, what for."""
+        for job_id, running in self.engine.running.items():
+            ride = self._rides.get(job_id)
+            if not (ride and awaited(ride, self._leaving)):
+                yield running, ride.leave.why if ride and ride.leave else ""
+        for ride in self._leaving:
+            if ride.attempt and ride.leave:
+                launch, since = ride.attempt.launch, ride.attempt.started
+                yield Running(ride.job, ride.devices, since, launch.attempt, launch.policy), ride.leave.why
+
+    def job_running_as(self, identifier: str) -> str | None:
+        for ride in (*self._rides.values(), *self._leaving):
+            if ride.attempt and ride.attempt.identifier == identifier:
+                return ride.job.id
+        return None
 
     # -- planning -----------------------------------------------------------------------------
 
@@ -184,73 +188,105 @@ class Dispatcher:
             policy = self.engine.policy.name if error else self.engine.serving.name
             running = len(self.engine.running) - len(starts)
             self._record(Decided(planned, self.pool, policy, waiting, running, len(starts), took_us, error))
-        for action in actions:
-            if isinstance(action, Refuse):
-                self._carry(action.job.id, self._refuse(action))
-            elif isinstance(action, Start):  # this engine was made without preemption
-                self._carry(action.job.id, self._start(action, self.engine.serving.name, planned))
+        self._carry_out(actions, starts, planned)
         if self.engine.wake_at is not None:
             delay = max(0.0, self.engine.wake_at - self._clock())
             self._alarm = asyncio.get_running_loop().call_later(delay, self.wake)
 
-    # -- one job, from claim to end -----------------------------------------------------------
+    def _carry_out(self, actions: list[Action], starts: list[Start], planned: float) -> None:
+        policy = self.engine.serving.name
+        for action in actions:
+            if isinstance(action, Refuse):
+                self._carry(Ride(action.job, holds=False, boarded=True), self._refuse(action))
+            elif isinstance(action, Preempt):
+                self._preempt(action, starts, policy, planned)
+            else:
+                ride = Ride(action.job, action.devices, former=self._rides.get(action.job.id))
+                self._carry(ride, self._start(ride, policy, planned))
 
-    async def _start(self, start: Start, policy: str, planned: float) -> None:
-        job = start.job
+    def _preempt(self, stop: Preempt, starts: list[Start], policy: str, planned: float) -> None:
+        """Ask the job to leave. Its devices are others' already, who wait until it is gone; and until
+        it has been put back it is not in the line, lest it be started twice."""
+        job = stop.running.job
+        ride = self._rides.get(job.id)
+        if ride is None:
+            return  # nothing of it is here: it is in line, and that is all
+        ride.holds = False
+        self._leaving.add(ride)
+        self.engine.withdraw(job.id)  # if the plan does not start it again
+        if ride.intent is None:
+            ride.leave = leave(stop.running, starts, policy, planned)
+            self._log.info("Run %s is asked to leave. %s", job.name, ride.leave.why)
+        self._ask_to_stop(ride, "reschedule")
+
+    # -- one job, from plan to end ------------------------------------------------------------
+
+    async def _start(self, ride: Ride, policy: str, planned: float) -> None:
+        job = ride.job
+        begins = await room_for(ride, self._leaving)
+        ride.boarded = True
+        if not begins or not self.active:
+            return await self._give_up(ride)
+        ride.former = None
         try:
-            launch = await self.desk.claim(start, policy, planned)
+            launch = await self.desk.claim(Start(job, ride.devices), policy, planned)
             if launch is None:
-                self.engine.ended(job.id)
-                return
-        except LaunchError as error:
-            await self._not_launched(job, error)
-            return
+                return self._let_go(ride)
         except Unreachable as error:
-            self._log.warning("Cannot claim run %s now: %s", job.name, error)
-            self._paused_until = self._clock() + PAUSE_WHEN_UNREACHABLE_S
-            self.engine.requeue(job.id)
-            return
+            return await self._try_later(ride, f"Cannot claim run {job.name} now: {error}")
+        except Exception as error:
+            return await self._cannot_launch(ride, error)
         try:
-            if job.id in self._intents:
-                raise NotWanted("it was cancelled while it was being claimed")
-            attempt = await self.runtime.launch(launch, lambda: job.id not in self._intents)
-        except NotWanted:  # cancelled before anything of it ran
-            self.engine.ended(job.id)
-            await self._close(launch, End(), launched=False)
-            return
+            if ride.stirred.done():
+                raise NotWanted("asked to stop while it was being claimed")
+            ride.attempt = await self.runtime.launch(launch, lambda: not ride.stirred.done())
+        except NotWanted:  # nothing of it ran
+            self._let_go(ride)
+            return await self._close(ride, launch, End())
         except NodeAway as error:
-            self._log.warning("Run %s waits again: %s", job.name, error)
-            self._paused_until = self._clock() + PAUSE_WHEN_UNREACHABLE_S
             await self.desk.never_launched(job, str(error))
-            self.engine.requeue(job.id)
-            return
-        except Exception as error:  # whatever it is, the run must not stay claimed for ever
-            await self._not_launched(job, error)
-            return
-        self._attempts[job.id] = attempt
-        self.engine.started(job.id, attempt.started, launch.attempt)
-        self._record(*_start_facts(attempt))
-        if job.id in self._intents:  # cancelled while it was being launched
-            self._stop(attempt, self._intents[job.id])
-        await self._report_and_see_through(attempt)
+            return await self._try_later(ride, f"Run {job.name} waits again: {error}")
+        except Exception as error:
+            return await self._cannot_launch(ride, error)
+        attempt = ride.attempt
+        if ride.holds:
+            self.engine.started(job.id, attempt.started, launch.attempt)
+        self._record(*start_facts(attempt))
+        self._stop_if_asked(ride)  # while it was being launched
+        reporting = asyncio.ensure_future(self._report(attempt))
+        await self._see_through(ride, launch, reporting)
 
-    async def _not_launched(self, job: Job, error: Exception) -> None:
-        self.engine.ended(job.id)
+    async def _try_later(self, ride: Ride, why: str) -> None:
+        self._log.warning("%s", why)
+        self._paused_until = self._clock() + PAUSE_WHEN_UNREACHABLE_S
+        await self._give_up(ride)
+
+    async def _cannot_launch(self, ride: Ride, error: Exception) -> None:
+        """Whatever it is, the run must not stay claimed for ever."""
+        job = ride.job
+        self._let_go(ride)
         unforeseen = None if isinstance(error, LaunchError) else error
         self._log.error("Run %s cannot be launched: %s", job.name, error, exc_info=unforeseen)
         if isinstance(error, Refused):
-            await self._refuse(Refuse(job, Reason("not_allowed", f"{error}.")))
-            return
+            return await self._refuse(Refuse(job, Reason("not_allowed", f"{error}.")))
         await self.desk.failed_to_launch(job, str(error))
-        self._record(JobEnded(job.id, self._clock(), "crashed", str(error)))
+        self.note_end(job.id, "crashed", str(error))
 
-    async def _report_and_see_through(self, attempt: Attempt) -> None:
-        """The launch is reported while it already runs; its end only after that, whoever is quicker."""
-        reporting = asyncio.ensure_future(self._report(attempt))
-        try:
-            await self._see_through(attempt.launch, attempt, reporting)
-        finally:
-            reporting.cancel()
+    async def _give_up(self, ride: Ride) -> None:
+        """The job was not even claimed. It waits on, unless it was cancelled, or ended instead of moving.
+        One that waits on lets go of its devices and is in line in the same moment, lest others pass it."""
+        former = ride.former
+        if former and former.task:
+            self._let_go(ride)
+            await asyncio.wait([former.task])
+        if former and former.over:
+            return
+        if ride.intent == "cancel":
+            self._let_go(ride)
+            await self.desk.cancelled(ride.job)
+            self.note_end(ride.job.id, "cancelled", "cancelled while it waited")
+        else:
+            ride.returns = self._belongings.progress(ride.job.id)
 
     async def _report(self, attempt: Attempt) -> None:
         if not await self.desk.launched(attempt):
@@ -258,67 +294,98 @@ class Dispatcher:
             self.cancel(attempt.launch.job.id)
 
     async def _see_through(
-        self, launch: Launch, attempt: Attempt | None, reported: Awaitable[None] | None = None
+        self, ride: Ride, launch: Launch, reporting: asyncio.Future[None] | None = None
     ) -> None:
-        """Wait for the attempt to end, free its devices, and only then do the paperwork."""
-        if attempt is None:
+        """Wait for the attempt to end, free its devices, and only then do the paperwork. A launch that
+        is still being reported comes first."""
+        if ride.attempt is None:
             await self.desk.never_launched(launch.job, "the worker was restarted before it launched it")
             self.runtime.forget(launch)
             return
-        end = await self.runtime.wait(attempt)
-        self.engine.ended(launch.job.id)
-        self.wake()
+        end = await self.runtime.wait(ride.attempt)
+        self._let_go(ride)
         if end.ended is None:
             end = replace(end, ended=self._clock())
         await asyncio.sleep(CLAIMS_FIRST_S)
-        if reported is not None:
-            await reported
-        await self._close(launch, end)
+        if reporting:
+            await asyncio.wait([reporting])
+        await self._close(ride, launch, end)
 
-    async def _close(self, launch: Launch, end: End, launched: bool = True) -> None:
-        job_id, ended = launch.job.id, end.ended or self._clock()
-        outcome, detail = await self.desk.ended(launch, end, self._intents.get(job_id))
-        if launched:
-            self._record(
-                AttemptEnded(
-                    job_id,
-                    launch.attempt,
-                    ended,
-                    outcome,
-                    end.exit_code,
-                    detail,
-                    end.oom_killed,
-                    end.peak_memory_mb,
-                )
-            )
+    def _let_go(self, ride: Ride) -> None:
+        """Nothing of the ride is on its devices any more."""
+        if ride.holds:
+            self.engine.ended(ride.job.id)
+            ride.holds = False
+        ride.set_gone()
+        self._leaving.discard(ride)
+        self.wake()
+
+    async def _close(self, ride: Ride, launch: Launch, end: End) -> None:
+        """Report the end, and write down what it came to; in this order, for whoever has to do it again."""
+        job_id, asked, ended = launch.job.id, ride.leave, end.ended or self._clock()
+        outcome, detail = await self.desk.ended(launch, end, ride.intent, asked.why if asked else "")
+        back, progress = outcome == BACK, self._belongings.progress(job_id)
+        ride.over = not back
+        if ride.attempt:
+            goes_on = back or outcome == "crashed"
+            saved = await asyncio.to_thread(saved_work, ride.attempt, ended, end.exit_code, goes_on)
+            called = asked.kind if asked and back else outcome
+            self._record(*end_facts(ride.attempt, replace(end, ended=ended), called, detail, asked))
+            if asked or saved.tells:
+                self._record(saved)
+            if asked and back:
+                progress = progress_of(ride.attempt, progress, saved, ended, asked.kind)
         if outcome in FINAL:
-            self._record(JobEnded(job_id, ended, outcome, detail))
+            self.note_end(job_id, outcome, detail, ended)
         await asyncio.to_thread(self._flush)  # once forgotten, nobody would record it again
+        if back:
+            self._belongings.keep_progress(job_id, progress)
+            self.engine.left(job_id, progress)  # if it moves
+            ride.returns = progress
         self.runtime.forget(launch)
 
-    def _stop(self, attempt: Attempt, intent: Intent) -> None:
-        task = asyncio.ensure_future(self.runtime.stop(attempt, intent))
+    def note_end(self, job_id: str, outcome: str, detail: str, ended: float | None = None) -> None:
+        """The job will not run any more."""
+        self._record(JobEnded(job_id, self._clock() if ended is None else ended, outcome, detail))
+        self._belongings.ended(job_id)
+
+    def _ask_to_stop(self, ride: Ride, intent: Intent) -> None:
+        if ride.ask(intent):
+            self._stop_if_asked(ride)
+
+    def _stop_if_asked(self, ride: Ride) -> None:
+        """Pass it on to the process, if there is one. What for is written down first."""
+        if ride.attempt is None or ride.intent is None:
+            return
+        if ride.leave:
+            self._belongings.keep_leave(ride.job.id, ride.attempt.launch.attempt, ride.leave)
+        task = asyncio.ensure_future(self.runtime.stop(ride.attempt, ride.intent))
         self._stops.add(task)
         task.add_done_callback(self._stops.discard)
 
     async def _refuse(self, refusal: Refuse) -> None:
         await self.desk.refuse(refusal.job, refusal.reason)
-        self._record(JobEnded(refusal.job.id, self._clock(), "refused", str(refusal.reason)))
+        self.note_end(refusal.job.id, "refused", str(refusal.reason))
 
-    def _carry(self, job_id: str, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.ensure_future(work)
-        self._tasks[job_id] = task
-        task.add_done_callback(lambda done: self._put_down(job_id, done))
+    def _carry(self, ride: Ride, work: Coroutine[Any, Any, None]) -> None:
+        ride.task = asyncio.ensure_future(work)
+        self._rides[ride.job.id] = ride
+        ride.task.add_done_callback(lambda done: self._put_down(ride, done))
 
-    def _put_down(self, job_id: str, task: asyncio.Task[None]) -> None:
-        self._tasks.pop(job_id, None)
-        self._attempts.pop(job_id, None)
-        self._intents.pop(job_id, None)
-        if not task.cancelled() and task.exception():
-            self._log.error("Run %s was lost sight of", job_id, exc_info=task.exception())
-            self.engine.ended(job_id)
-        if not task.cancelled():
-            self._on_put_down(job_id)
+    def _put_down(self, ride: Ride, task: asyncio.Task[None]) -> None:
+        """The ride is over. Unless the job has another one, it waits again or is not ours any more."""
+        if task.cancelled():
+            return
+        job = ride.job
+        if task.exception():
+            self._log.error("Run %s was lost sight of", job.name, exc_info=task.exception())
+            ride.over = True
+        self._let_go(ride)
+        if self._rides.get(job.id) is ride:
+            del self._rides[job.id]
+            if ride.returns is not None:
+                self.engine.submit(job, ride.returns)
+            self._on_put_down(job)
             self.wake()
 
     async def close(self) -> None:
@@ -327,27 +394,7 @@ class Dispatcher:
         for handle in (self._planning, self._alarm):
             if handle:
                 handle.cancel()
-        tasks = list(self._tasks.values())
+        tasks = [ride.task for ride in {*self._rides.values(), *self._leaving} if ride.task]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def _start_facts(attempt: Attempt) -> list[Fact]:
-    launch = attempt.launch
-    job_id, number = launch.job.id, launch.attempt
-    nodes = json.dumps(list(dict.fromkeys(device.node for device in launch.devices)))
-    return [
-        AttemptStarted(job_id, number, launch.policy, launch.runtime, nodes, launch.planned, attempt.started),
-        *(
-            Allocated(
-                job_id,
-                number,
-                device.id,
-                device.node,
-                launch.job.memory_mb or device.memory_mb,
-                attempt.started,
-            )
-            for device in launch.devices
-        ),
-    ]

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable
 from datetime import datetime
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, Literal
 
 from prefect.workers.base import BaseJobConfiguration, BaseVariables
 from pydantic import BaseModel, Field, ValidationError
@@ -22,6 +22,7 @@ from gpu_flows.runtimes.docker.launchers import Launcher
 from gpu_flows.schedulers.model import Job
 
 MOST_GPUS = 4096
+PRIORITY_CLASSES = {"low": -100, "normal": 0, "high": 100, "urgent": 1000}
 
 
 class Ask(BaseModel):
@@ -33,6 +34,20 @@ class Ask(BaseModel):
         le=MOST_GPUS,
         title="GPUs",
         description="How many devices the job needs, all at the same time.",
+    )
+    min_gpus: int = Field(
+        default=0,
+        ge=0,
+        le=MOST_GPUS,
+        title="Fewest GPUs",
+        description="An elastic job runs on so few devices if it has to. 0 means as many as it asks for.",
+    )
+    max_gpus: int = Field(
+        default=0,
+        ge=0,
+        le=MOST_GPUS,
+        title="Most GPUs",
+        description="An elastic job has a use for so many devices. 0 means as many as it asks for.",
     )
     gpu_memory_gb: float = Field(
         default=0,
@@ -70,6 +85,16 @@ class Ask(BaseModel):
         le=1000,
         title="Priority",
         description="Higher is more urgent, for policies that look at it.",
+    )
+    priority_class: Literal["low", "normal", "high", "urgent"] = Field(
+        default="normal",
+        title="Priority class",
+        description="Adds -100, 0, 100 or 1000 to the priority: a name for how urgent it is.",
+    )
+    preemptible: bool = Field(
+        default=True,
+        title="Preemptible",
+        description="Whether the job may be stopped for others, and go on later from its checkpoint.",
     )
     expected_seconds: float = Field(
         default=0,
@@ -167,6 +192,13 @@ class GpuJobVariables(BaseVariables, ContainerAsk, Ask):  # in this order the fo
         title="Grace (seconds)",
         description="How long a job that is asked to stop may take before it is killed.",
     )
+    checkpoint_root: str = Field(
+        default="",
+        pattern="^(/.*)?$",
+        title="Checkpoint root",
+        description="Directory in which the job gets a directory of its own for checkpoints, for example "
+        "on a disk that all nodes share. Empty means the pool's folder on the worker's machine.",
+    )
     scheduler: str = Field(
         default="default",
         title="Scheduler block",
@@ -203,6 +235,7 @@ class GpuJobConfiguration(QuickEnvironment, BaseJobConfiguration):
     registry_credentials: str = ""
     working_dir: str = ""
     grace_seconds: float = 30
+    checkpoint_root: str = ""
 
 
 class BadAsk(ValueError):
@@ -235,6 +268,11 @@ def job_of(
     except ValidationError as error:
         wrong = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
         raise BadAsk(f"The job variables are not usable: {wrong}.") from None
+    if not (ask.min_gpus or ask.gpus) <= ask.gpus <= (ask.max_gpus or ask.gpus):
+        raise BadAsk(
+            f"The job variables are not usable: gpus is {ask.gpus}, which is not between min_gpus "
+            f"({ask.min_gpus}) and max_gpus ({ask.max_gpus})."
+        )
     submitted = due.timestamp()
     return Job(
         id=run_id,
@@ -244,12 +282,15 @@ def job_of(
         name=name,
         user=user,
         line=line,
-        priority=ask.priority,
+        priority=ask.priority + PRIORITY_CLASSES[ask.priority_class],
         deadline=submitted + ask.deadline_seconds if ask.deadline_seconds else None,
         expected_s=ask.expected_seconds or None,
         nodes=_patterns(ask.nodes),
         models=_patterns(ask.gpu_models),
         may_span_nodes=ask.may_span_nodes,
+        min_gpus=0 if ask.coordinator else ask.min_gpus,
+        max_gpus=0 if ask.coordinator else ask.max_gpus,
+        preemptible=ask.preemptible,
     )
 
 

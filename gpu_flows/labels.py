@@ -10,15 +10,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from uuid import UUID
 
 import httpx
 from prefect.exceptions import PrefectException
 
+from gpu_flows.dispatcher import Dispatcher
 from gpu_flows.run_states import RunStates
-from gpu_flows.schedulers.engine import Engine
 from gpu_flows.schedulers.model import Reason
 
 EVERY_S = 1.0
@@ -35,8 +34,8 @@ class Note:
 
 
 class Labels:
-    def __init__(self, engine: Engine, states: RunStates, may_act: Callable[[], bool]) -> None:
-        self._engine, self._states, self._may_act = engine, states, may_act
+    def __init__(self, dispatcher: Dispatcher, states: RunStates) -> None:
+        self._dispatcher, self._states = dispatcher, states
         self._notes: dict[str, Note] = {}
         self._seen: set[str] = set()
 
@@ -51,16 +50,17 @@ class Labels:
                 await asyncio.sleep(IDLE_SHARE * (time.monotonic() - began))
 
     def _still_waits(self, run_id: UUID) -> bool:
-        return self._may_act() and self._engine.waits(str(run_id))
+        return self._dispatcher.active and self._dispatcher.waits(str(run_id))
 
     def _due(self) -> list[tuple[str, Reason]]:
         """The runs to write on in this round: those that already waited in the last one."""
-        if not self._may_act():
+        if not self._dispatcher.active:
             return []
-        waiting = {job.id for job in self._engine.waiting}
+        reasons = list(self._dispatcher.reasons())
+        waiting = {job.id for job, _ in reasons}
         self._notes = {job_id: note for job_id, note in self._notes.items() if job_id in waiting}
         due: list[tuple[str, Reason]] = []
-        for place, (job, reason) in enumerate(self._engine.reasons()):
+        for place, (job, reason) in enumerate(reasons):
             if job.id in self._seen and self._stale(job.id, reason, place):
                 due.append((job.id, reason))
                 if len(due) == AT_ONCE:

@@ -42,6 +42,12 @@ def announce_intent(intent: str) -> None:
         set_intent(intent)
 
 
+def announced_intent() -> str:
+    """Why this process was asked to stop, as far as Prefect's engine knows. Without the name: nothing."""
+    get_intent = _lookup("prefect._internal.control_listener", "get_intent")
+    return str(get_intent() or "") if get_intent else ""
+
+
 # -- loading a flow's code ---------------------------------------------------------------------
 
 
@@ -181,7 +187,12 @@ _LEANED_ON: list[tuple[str, Callable[[], object], str]] = [
     (
         "prefect._internal.control_listener._set_intent",
         lambda: _lookup("prefect._internal.control_listener", "_set_intent"),
-        "a cancelled run shows Crashed for a moment before it shows Cancelled",
+        "a run that is cancelled or preempted shows Crashed for a moment before it shows what it is",
+    ),
+    (
+        "prefect._internal.control_listener.get_intent",
+        lambda: _lookup("prefect._internal.control_listener", "get_intent"),
+        "a `command` run that finishes while it is asked to leave is run again",
     ),
     (
         "BaseJobConfiguration._base_environment",

@@ -2,15 +2,16 @@
 
 A run stays Scheduled until its devices are in hand. Moving it to Pending is the claim, and of two
 that try the server lets one win. But it would let either also follow a cancellation or a result:
-so the two writes that could undo somebody's decision, the claim and the note on a waiting run,
-look at the run's history afterwards, and put back what they find they have covered.
+so the writes that could undo somebody's decision, the claim, the note on a waiting run and the
+return of a preempted one, look at the run's history afterwards, and put back what they find they have
+covered.
 """
 
 from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Container
 from datetime import UTC, datetime, timedelta
 from typing import TypeVar
 from uuid import UUID, uuid4
@@ -23,11 +24,12 @@ from prefect.client.schemas.responses import SetStateStatus
 from prefect.exceptions import ObjectNotFound
 from prefect.states import Cancelled, Completed, Crashed, Failed, Pending, Running, Scheduled
 
-from gpu_flows.dispatcher import Unreachable
+from gpu_flows.counter import BACK, Unreachable
 from gpu_flows.runtimes.base import End, Intent
 from gpu_flows.schedulers.model import Reason
 
 WAITING = "AwaitingGPU"
+PREEMPTED = "Preempted"  # stays the name of the state for as long as the run waits again
 T = TypeVar("T")
 
 
@@ -57,7 +59,10 @@ class RunStates:
         dispatcher may claim the run at any moment, and a note must never follow a claim."""
         run = await self._client.read_flow_run(run_id)
         due = run.next_scheduled_start_time or run.expected_start_time
-        note: State[None] = Scheduled(name=WAITING, message=str(reason), scheduled_time=due)
+        name, message = WAITING, str(reason)
+        if run.state and run.state.name == PREEMPTED:
+            name, message = PREEMPTED, f"{_first_line(run.state.message)}\n{reason}"
+        note: State[None] = Scheduled(name=name, message=message, scheduled_time=due)
         async with self._alone_with(run_id):
             if run.state_type != StateType.SCHEDULED or not still_waits(run_id):
                 return
@@ -65,15 +70,18 @@ class RunStates:
         if written.status == SetStateStatus.ACCEPT and written.state:
             await self.covered_nothing(run_id, written.state.id)
 
-    async def covered_nothing(self, run_id: UUID, ours: UUID) -> bool:
-        """Whether the state before ours was one to wait in. If it was not, it is put back."""
-        return await until_answered(lambda: self._covered_nothing(run_id, ours)) is not False
+    async def covered_nothing(
+        self, run_id: UUID, ours: UUID, expected: Container[StateType] = (StateType.SCHEDULED,)
+    ) -> bool:
+        """Whether the state before ours was one to wait in, or another that was expected. If it was not,
+        it is put back."""
+        return await until_answered(lambda: self._covered_nothing(run_id, ours, expected)) is not False
 
-    async def _covered_nothing(self, run_id: UUID, ours: UUID) -> bool:
+    async def _covered_nothing(self, run_id: UUID, ours: UUID, expected: Container[StateType]) -> bool:
         history = sorted(await self._client.read_flow_run_states(run_id), key=lambda s: s.timestamp)
         at = next((i for i, state in enumerate(history) if state.id == ours), 0)
         before = history[at - 1] if at else None
-        if before is None or before.type == StateType.SCHEDULED:
+        if before is None or before.type in expected:
             return True
         if before.type == StateType.CANCELLING:
             before = Cancelled(message="Cancelled while it waited.")
@@ -139,30 +147,60 @@ class RunStates:
 
         await until_answered(write)
 
-    async def finish(self, run_id: UUID, end: End, intent: Intent | None, speaks: bool) -> tuple[str, str]:
+    async def finish(
+        self, run_id: UUID, end: End, intent: Intent | None, speaks: bool, why: str = ""
+    ) -> tuple[str, str]:
         """Read what became of the run, and write what its process could not say itself.
-        `speaks` is whether the process reports to Prefect on its own. The outcome and a word on it."""
-        return await until_answered(lambda: self._finish(run_id, end, intent, speaks)) or (
+        `speaks` is whether the process reports to Prefect on its own, `why` what it was preempted for.
+        The outcome and a word on it."""
+        return await until_answered(lambda: self._finish(run_id, end, intent, speaks, why)) or (
             "lost",
             "the run was deleted",
         )
 
-    async def _finish(self, run_id: UUID, end: End, intent: Intent | None, speaks: bool) -> tuple[str, str]:
+    async def _finish(
+        self, run_id: UUID, end: End, intent: Intent | None, speaks: bool, why: str
+    ) -> tuple[str, str]:
         run = await self._client.read_flow_run(run_id)
         state = run.state
         kind = state.type if state else StateType.PENDING
-        stopped_by_us = intent == "cancel" and kind == StateType.CRASHED
+        stopped_by_us = intent is not None and kind == StateType.CRASHED  # it could not say what for
         if state and state.is_final() and not stopped_by_us:
             return kind.value.lower(), _first_line(state.message)
+        completed = end.exit_code == 0 and not speaks
+        if intent == "reschedule" and kind in _STOPPED and not completed:
+            if await self._put_back(run, why):
+                return BACK, why
+            return await self._finish(run_id, end, None, speaks, why)  # it was just cancelled
         if kind == StateType.SCHEDULED:
-            return ("preempted" if intent == "reschedule" else "rescheduled"), _first_line(
-                state.message if state else ""
-            )
+            return "rescheduled", _first_line(state.message if state else "")
         if kind == StateType.PAUSED:
             return "suspended", _first_line(state.message if state else "")
         final = _closing_state(kind, end, intent, speaks)
         await self._client.set_flow_run_state(run_id, final, force=True)
         return final.type.value.lower(), _first_line(final.message)
+
+    async def _put_back(self, run: FlowRun, why: str) -> bool:
+        """Let a run whose process has left wait again, at its old place, without costing it one of its
+        retries. False if somebody cancelled it meanwhile."""
+        if run.state and run.state.name == PREEMPTED:
+            return True  # a worker before us did it
+        policy = run.empirical_policy
+        policy.retry_type = "reschedule"  # one that retries in its own process would never be seen again
+        if run.run_count and run.state_type in (StateType.RUNNING, StateType.CRASHED):
+            policy.resuming = True  # it goes on with the try that it was at
+        # Without its process a waiting run is cancelled at once, not left Cancelling. The client's own
+        # method cannot say "none".
+        changes = {"infrastructure_pid": None, "empirical_policy": policy.model_dump(mode="json")}
+        where = {"id": run.id}
+        await self._client.request("PATCH", "/flow_runs/{id}", path_params=where, json=changes)
+        back: State[None] = Scheduled(name=PREEMPTED, message=why, scheduled_time=run.expected_start_time)
+        written = await self._client.set_flow_run_state(run.id, back)
+        if written.status != SetStateStatus.ACCEPT or written.state is None:
+            return False
+        if run.state_type == StateType.CRASHED:  # leaving a final state, the server cleared the policy
+            await self._client.update_flow_run(run.id, empirical_policy=policy)
+        return await self.covered_nothing(run.id, written.state.id, expected=_STOPPED)
 
     async def close_abandoned(self, run_id: UUID) -> None:
         """A run that is being cancelled and that nobody carries: nothing is left to stop. One that
@@ -188,6 +226,10 @@ class RunStates:
             await self._client.update_flow_run(run_id, infrastructure_pid=identifier)
 
         await until_answered(write)
+
+
+# What a run may be found in whose process left because it was asked to.
+_STOPPED = frozenset({StateType.PENDING, StateType.RUNNING, StateType.SCHEDULED, StateType.CRASHED})
 
 
 def refused(reason: Reason) -> State[None]:

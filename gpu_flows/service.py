@@ -22,8 +22,9 @@ from prefect.client.schemas.objects import StateType, WorkPool
 from prefect.events import Event
 from prefect.exceptions import PrefectException
 
-from gpu_flows.analytics.facts import DeviceEvent, JobEnded
+from gpu_flows.analytics.facts import DeviceEvent
 from gpu_flows.analytics.recorder import Recorder
+from gpu_flows.belongings import Belongings
 from gpu_flows.blocks import GpuCluster, Warehouse
 from gpu_flows.configuration import BadBlock, BlockNames, read_warehouse
 from gpu_flows.desk import PrefectDesk
@@ -40,6 +41,7 @@ from gpu_flows.runtimes.routing import Runtimes
 from gpu_flows.schedulers.engine import Engine
 from gpu_flows.schedulers.model import Job, Reason
 from gpu_flows.schedulers.policies.fifo import Fifo
+from gpu_flows.schedulers.protection import Protection
 from gpu_flows.settings import Settings
 from gpu_flows.status import publish, status_of
 from gpu_flows.watch import listen
@@ -63,13 +65,16 @@ class PoolService:
         self._client, self._identity, self._log = client, identity, log
         self.pool = pool
         self.folder = pool_folder(pool.name)
-        self.engine = Engine((), Fifo())
+        self.belongings = Belongings(self.folder)
+        self.engine = Engine((), Fifo(), can_preempt=True, protection=Protection())
         self.intake = Intake(client, pool, queues)
         self.states = RunStates(client, pool.name)
-        book = Book(self.folder)
-        self.containers = self._containers(book)
-        self.runtime = Runtimes(ProcessRuntime(book), self.containers)
-        self.desk = PrefectDesk(pool.name, self.intake, self.states, identity, book.attempts_of)
+        self._book = Book(self.folder)
+        self.containers = self._containers()
+        self.runtime = Runtimes(ProcessRuntime(self._book), self.containers)
+        self.desk = PrefectDesk(
+            pool.name, self.intake, self.states, identity, self._attempts_of, self.belongings.checkpoints
+        )
         self._leadership = Leadership(client, pool.name, identity()[0], self.folder, log)
         self._recorder: Recorder | None = None
         self.dispatcher = Dispatcher(
@@ -77,6 +82,7 @@ class PoolService:
             self.engine,
             self.runtime,
             self.desk,
+            self.belongings,
             self._record,
             log,
             on_put_down=self._put_down,
@@ -85,7 +91,7 @@ class PoolService:
         self._settings = Settings(
             client, pool.name, self.dispatcher, self.containers, self._follow_cluster, self._record, log
         )
-        self._labels = Labels(self.engine, self.states, lambda: self.dispatcher.active)
+        self._labels = Labels(self.dispatcher, self.states)
         self._due: dict[str, Job] = {}  # every due job, also those that limits hold back
         self._described: set[str] = set()  # jobs whose fact has been written
         self._put_down_at: dict[str, float] = {}  # jobs that the dispatcher is through with, and since when
@@ -95,11 +101,11 @@ class PoolService:
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def _containers(self, book: Book) -> DockerRuntime:
+    def _containers(self) -> DockerRuntime:
         from gpu_flows.runtimes.docker.runtime import DockerRuntime  # loads Docker's library: not on import
 
         return DockerRuntime(
-            book,
+            self._book,
             str(self.pool.id),  # whoever serves this pool, from whatever machine, owns its containers
             RunLogs(self._client),
             on_found=lambda found: self.dispatcher.adopt(found),
@@ -230,7 +236,7 @@ class PoolService:
         for: what was read of them is history."""
         for run, why in arrivals.bad:
             self._spawn(self.desk.refuse_run(run, Reason("bad_request", why)))
-            self._record(JobEnded(str(run.id), time.time(), "refused", why))
+            self.dispatcher.note_end(str(run.id), "refused", why)
         for job in arrivals.jobs:
             if self._put_down_at.get(job.id, -1.0) >= asked:
                 continue
@@ -243,13 +249,19 @@ class PoolService:
             delay = max(0.0, (arrivals.next_due - now()).total_seconds())
             self._poll_after(delay + 0.02)
 
-    def _put_down(self, job_id: str) -> None:
+    def _put_down(self, job: Job) -> None:
         """The dispatcher is through with a job. What became of the run only the server knows now,
         unless the job went back to waiting."""
-        if not self.engine.waits(job_id):
-            self._due.pop(job_id, None)
-            self._put_down_at[job_id] = time.monotonic()
+        if self.engine.waits(job.id):
+            self._due[job.id] = job
+        else:
+            self._due.pop(job.id, None)
+            self._put_down_at[job.id] = time.monotonic()
         self._admit()
+
+    def _attempts_of(self, job_id: str) -> int:
+        """How many attempts a job has had; also if their folders have been swept away meanwhile."""
+        return max(self._book.attempts_of(job_id), self.belongings.progress(job_id).attempts)
 
     def _admit(self) -> None:
         """Give the engine the due jobs that the pool's and its queues' limits leave room for."""
@@ -281,7 +293,7 @@ class PoolService:
             self.dispatcher.withdraw(job_id)
             if state is None or state.is_cancelled():
                 detail = state.message or "" if state else "the run was deleted"
-                self._record(JobEnded(job_id, time.time(), "cancelled", detail))
+                self.dispatcher.note_end(job_id, "cancelled", detail)
 
     def kill(self, identifier: str) -> bool:
         """Stop what runs as this. Whether anything does."""
@@ -298,7 +310,7 @@ class PoolService:
             return
         if self.engine.waits(job_id):
             self.dispatcher.withdraw(job_id)
-            self._record(JobEnded(job_id, time.time(), "cancelled", "cancelled while it waited"))
+            self.dispatcher.note_end(job_id, "cancelled", "cancelled while it waited")
         await self.states.close_abandoned(run_id)
 
     # -- news ---------------------------------------------------------------------------------
@@ -370,7 +382,7 @@ class PoolService:
         status = status_of(
             self.pool.name,
             self._identity()[0],
-            self.engine,
+            self.dispatcher,
             settings.options,
             settings.refused_edit,
             settings.readings,

@@ -22,6 +22,7 @@ from gpu_flows.devices.sampler import Sampler
 from gpu_flows.dispatcher import Dispatcher
 from gpu_flows.schedulers.model import Node
 from gpu_flows.schedulers.policy import PolicyError
+from gpu_flows.schedulers.protection import Protection
 from gpu_flows.telemetry import Telemetry, open_devices
 
 if TYPE_CHECKING:
@@ -82,6 +83,7 @@ class Settings:
     async def _follow_policy(self, block: str) -> None:
         """Saving the block once more gives a policy that was put aside another chance."""
         choice = await read_policy(self._client, block)
+        self._follow_protection(choice.protection)
         another_chance = choice != self._choice and bool(self._engine.policy_error)
         if choice.says_the_same_as(self._choice) and not another_chance:
             return
@@ -102,6 +104,13 @@ class Settings:
             resource={"prefect.resource.id": f"gpu-flows.pool.{self._pool}"},
             payload={"from": before, "to": choice.name, "error": self.refused_edit},
         )
+
+    def _follow_protection(self, protection: Protection | None) -> None:
+        """What makes no sense changes nothing. The server checks the form, so nobody gets here by it."""
+        if protection is not None and protection != self._engine.protection:
+            self._engine.protect(protection)
+            self._log.info("Jobs are protected from preemption now by %s.", protection)
+            self._dispatcher.wake()
 
     # -- the devices --------------------------------------------------------------------------
 

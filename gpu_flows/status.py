@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 from gpu_flows.devices.base import Reading
 from gpu_flows.home import pool_folder
 
-if TYPE_CHECKING:  # the command line reads a status without needing to know what an engine is
-    from gpu_flows.schedulers.engine import Engine
+if TYPE_CHECKING:  # the command line reads a status without needing to know what a dispatcher is
+    from gpu_flows.dispatcher import Dispatcher
 
 FRESH_S = 10.0
 MOST_EXPLAINED = 2000  # beyond that a queue is listed without reasons
@@ -62,12 +62,13 @@ def read_status(pool: str) -> Status | None:
 def status_of(
     pool: str,
     worker: str,
-    engine: Engine,
+    dispatcher: Dispatcher,
     options: dict[str, Any],
     refused_edit: str,
     readings: dict[str, Reading],
     trouble: str,
 ) -> Status:
+    engine = dispatcher.engine
     waiting = [
         {
             "id": job.id,
@@ -79,10 +80,12 @@ def status_of(
             "reason": reason.code,
             "why": reason.summary,
             "fix": reason.fix,
+            "attempts": dispatcher.progress(job.id).attempts,
+            "preemptions": dispatcher.progress(job.id).preemptions,
         }
-        for job, reason in engine.reasons(MOST_EXPLAINED)
+        for job, reason in dispatcher.reasons(MOST_EXPLAINED)
     ]
-    running = [
+    running: list[dict[str, Any]] = [
         {
             "id": running.job.id,
             "name": running.job.name,
@@ -95,9 +98,14 @@ def status_of(
             "policy": running.policy,
             "nodes": list(running.nodes),
             "devices": [device.id for device in running.devices],
+            "leaving": leaving,
         }
-        for running in engine.running.values()
+        for running, leaving in dispatcher.occupants()
     ]
+    holders: dict[str, list[str]] = {}
+    for job in running:
+        for device_id in job["devices"]:
+            holders.setdefault(device_id, []).append(job["name"])
     devices = []
     for state in engine.cluster.devices.values():
         reading = readings.get(state.device.id) or Reading(state.device.id)
@@ -111,9 +119,7 @@ def status_of(
                 "temperature_c": reading.temperature_c,
                 "healthy": state.healthy and bool(node and node.up),
                 "detail": state.detail or (node.detail if node else ""),
-                "jobs": [
-                    engine.running[job_id].job.name for job_id in state.holders if job_id in engine.running
-                ],
+                "jobs": holders.get(state.device.id, []),
             }
         )
     policy = {

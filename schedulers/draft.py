@@ -10,10 +10,15 @@ from gpu_flows.schedulers.cluster import Cluster
 from gpu_flows.schedulers.ladder import Ladder
 from gpu_flows.schedulers.line import Line
 from gpu_flows.schedulers.model import Device, Job, Plan, Preempt, Progress, Running, Start
+from gpu_flows.schedulers.protection import UNPROTECTED, Protection
 
 
 class BadMove(ValueError):
     """A policy tried what must not be."""
+
+
+class Protected(BadMove):
+    """A policy tried to stop a job that must not be stopped now. It may have meant well."""
 
 
 class Draft:
@@ -26,6 +31,7 @@ class Draft:
         can_preempt: bool,
     ) -> None:
         self._can_preempt = can_preempt
+        self.protection: Protection | None = UNPROTECTED  # None: nobody may be stopped in this plan
         self._cluster, self._line, self._running, self._ladder = cluster, line, running, ladder
         self._moves: list[tuple[Running, Progress | None]] = []  # a start; with a progress, a preemption
         self.answer: Plan | None = None  # what `plan` last made of the moves
@@ -58,6 +64,12 @@ class Draft:
         self._fresh.add(job.id)
         self._ladder.add(running)  # asks the policy, and may fail: then the move can be undone
 
+    def may_preempt(self, running: Running) -> bool:
+        """Whether the job's devices may be taken away. Who was started by this very plan never ran."""
+        if running.job.id in self._fresh:
+            return True
+        return self.protection is not None and self.protection.until(running) <= self.now
+
     def preempt(self, job_id: str) -> None:
         """Take the job's devices away; it waits again, with what it has behind it."""
         running = self._running.get(job_id)
@@ -65,7 +77,8 @@ class Draft:
             raise BadMove(f"job {job_id} is not running")
         if not self._can_preempt:
             raise BadMove(f"job {job_id} cannot be preempted here")
-        # Who was started by this very plan never ran.
+        if not self.may_preempt(running):
+            raise Protected(f"job {job_id} is protected from being preempted")
         progress = running.before if job_id in self._fresh else running.progress(self.now)
         self._line.add(running.job, progress)  # asks the policy, and may fail: then nothing has happened
         del self._running[job_id]
@@ -127,6 +140,9 @@ class Draft:
                 self._ladder.remove(job_id)
                 self._ladder.add(self._running[job_id])
                 del started[job_id]
+        for job_id, running in stopped.items():
+            if job_id not in started:
+                self._line.note_preemptions(job_id, running.before.preemptions + 1)
         self.answer = Plan(
             tuple(Start(each.job, each.devices) for each in started.values()),
             tuple(Preempt(each) for each in stopped.values()),

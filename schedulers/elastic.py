@@ -139,7 +139,7 @@ class Division:
 
 
 def _is_movable(state: State, running: Running) -> bool:
-    if not state.can_preempt or not running.devices:
+    if not running.devices or not state.may_preempt(running):
         return False
     devices = state.cluster.devices
     return all(len(devices[each.id].holders) == 1 for each in running.devices)

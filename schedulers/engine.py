@@ -9,13 +9,14 @@ swapped.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from traceback import walk_tb
 
 from gpu_flows.schedulers.cluster import Cluster
-from gpu_flows.schedulers.draft import BadMove, Draft
+from gpu_flows.schedulers.draft import BadMove, Draft, Protected
 from gpu_flows.schedulers.ladder import Ladder
 from gpu_flows.schedulers.line import Line
 from gpu_flows.schedulers.model import (
@@ -32,6 +33,7 @@ from gpu_flows.schedulers.model import (
 )
 from gpu_flows.schedulers.policies.fifo import Fifo
 from gpu_flows.schedulers.policy import Policy, Speed, State, linear
+from gpu_flows.schedulers.protection import UNPROTECTED, Protection
 from gpu_flows.schedulers.reasons import Outlook, impossible
 
 
@@ -48,10 +50,16 @@ Action = Start | Preempt | Refuse
 
 class Engine:
     def __init__(
-        self, nodes: Iterable[Node], policy: Policy, can_preempt: bool = False, speed: Speed = linear
+        self,
+        nodes: Iterable[Node],
+        policy: Policy,
+        can_preempt: bool = False,
+        speed: Speed = linear,
+        protection: Protection = UNPROTECTED,
     ) -> None:
         self.cluster = Cluster(nodes)
         self.policy = policy
+        self.can_preempt, self.protection = can_preempt, protection
         self.policy_error = ""  # why the policy was put aside, until it is swapped
         self.running: dict[str, Running] = {}
         self.wake_at: float | None = None
@@ -81,7 +89,8 @@ class Engine:
         except Exception as error:  # the policy's idea of an order
             self._put_aside(error)
             self._line.add(job, progress)
-        self._unchecked.append(job)
+        if not progress.attempts:  # one that ran before was accepted, and must not be refused for coming back
+            self._unchecked.append(job)
         self._changed = True
 
     def withdraw(self, job_id: str) -> None:
@@ -120,7 +129,22 @@ class Engine:
             self.ended(job_id)
             self.submit(running.job, running.before if progress is None else progress)
 
-    def adopt(self, job: Job, devices: tuple[Device, ...], since: float, attempt: int) -> bool:
+    def left(self, job_id: str, progress: Progress) -> None:
+        """A job that moves to other devices has let go of those it had, with this much of it done. What
+        the plan took for it was a forecast."""
+        running = self.running.get(job_id)
+        if running:
+            running.before = progress
+            self._stand(running)
+
+    def adopt(
+        self,
+        job: Job,
+        devices: tuple[Device, ...],
+        since: float,
+        attempt: int,
+        before: Progress = NO_PROGRESS,
+    ) -> bool:
         """A job is found running already, on devices that may be sick or no longer declared.
         False if another job was promised them meanwhile, or it is known to run."""
         states = [self.cluster.remember(device) for device in devices]
@@ -129,7 +153,8 @@ class Engine:
         self.withdraw(job.id)
         held = tuple(state.device for state in states)
         self.cluster.take(job, held)
-        self.running[job.id] = running = Running(job, held, since, attempt, self.policy.name, rated=since)
+        running = Running(job, held, since, attempt, self.policy.name, before, rated=since)
+        self.running[job.id] = running
         self._stand(running)
         return True
 
@@ -140,6 +165,11 @@ class Engine:
             self._serve_by(policy)
         except Exception as error:
             self._put_aside(error)
+        self._changed = True
+
+    def protect(self, protection: Protection) -> None:
+        """Jobs are protected like this from now on."""
+        self.protection = protection
         self._changed = True
 
     def set_nodes(self, nodes: Iterable[Node]) -> None:
@@ -176,7 +206,7 @@ class Engine:
         actions = self._look_at_new(now) if self._unchecked else []
         if len(self._line) or self.serving.moves_running:
             plan = self._plan(now)
-            self.wake_at = plan.wake_at
+            self.wake_at = min(filter(None, [plan.wake_at, self._next_unprotected(now)]), default=None)
             actions += plan.preempts
             actions += plan.starts
         return actions
@@ -198,6 +228,10 @@ class Engine:
 
     def waits(self, job_id: str) -> bool:
         return job_id in self._line
+
+    def progress(self, job_id: str) -> Progress:
+        """What a waiting job has behind it."""
+        return self._line.progress(job_id)
 
     def reasons(self, limit: int | None = None) -> Iterator[tuple[Job, Reason]]:
         """Why each of the first `limit` jobs in the policy's order waits."""
@@ -229,17 +263,31 @@ class Engine:
     def _plan(self, now: float) -> Plan:
         if not self.policy_error:
             try:
-                return self._ask(self.policy, now)
+                return self._ask_kindly(self.policy, now)
             except Exception as error:  # whatever a policy does wrong, the pool goes on
                 self._put_aside(error)
                 self._draft.undo()
         return self._ask(self._fallback, now)
 
-    def _ask(self, policy: Policy, now: float) -> Plan:
-        draft = self._draft
+    def _ask_kindly(self, policy: Policy, now: float) -> Plan:
+        """A policy that would stop a protected job is asked again, as if nobody could be stopped. If it
+        does not even look at that, FIFO makes this one plan in its stead."""
+        try:
+            return self._ask(policy, now)
+        except Protected:
+            self._draft.undo()
+        try:
+            return self._ask(policy, now, stopping=False)
+        except Protected:
+            self._draft.undo()
+        return self._ask(self._fallback, now)
+
+    def _ask(self, policy: Policy, now: float, stopping: bool = True) -> Plan:
+        draft, state = self._draft, self._state
         draft.begin(now, policy.name)
-        self._state.now = now
-        plan = policy.plan(self._state)
+        draft.protection = self.protection if stopping else None
+        state.now, state.can_preempt = now, self.can_preempt and stopping
+        plan = policy.plan(state)
         if not isinstance(plan, Plan):
             raise BadMove(f"plan returned {type(plan).__name__}, not a Plan; did it forget to?")
         if plan is not draft.answer:  # made by hand: go through it move by move
@@ -252,6 +300,13 @@ class Engine:
         if plan.wake_at is not None and plan.wake_at <= now:
             raise BadMove(f"asks at {now} to be called again at {plan.wake_at}, which is no later")
         return plan
+
+    def _next_unprotected(self, now: float) -> float | None:
+        """When the next running job loses its protection, if that may matter to anybody."""
+        if not (self.can_preempt and self.protection.min_run_seconds and self.serving.preempts):
+            return None
+        ends = (self.protection.until(running) for running in self.running.values())
+        return min((end for end in ends if now < end < math.inf), default=None)
 
     def _stand(self, running: Running) -> None:
         """Its place among the running jobs, anew."""

@@ -8,6 +8,7 @@ heap whose stale entries are dropped when they surface: joining and leaving cost
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from heapq import heapify, heappop, heappush
 from itertools import count
 from typing import Any
@@ -102,6 +103,10 @@ class Line:
 
     def progress(self, job_id: str) -> Progress:
         return self._progress.get(job_id, NO_PROGRESS)
+
+    def note_preemptions(self, job_id: str, count: int) -> None:
+        """How often the waiting job has had to yield by now. Nobody is ranked by that."""
+        self._progress[job_id] = replace(self.progress(job_id), preemptions=count)
 
     def rank_by(self, rank: Rank, group: Grouping | None = None) -> None:
         """Another order from now on, and perhaps other groups."""

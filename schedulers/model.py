@@ -62,6 +62,7 @@ class Job:
     may_span_nodes: bool = False
     min_gpus: int = 0  # an elastic job takes any number between these two; 0: exactly `gpus`
     max_gpus: int = 0
+    preemptible: bool = True  # whether it may be stopped for others, moved or resized
     cpus: float = 0.0  # on each of its nodes, beside the devices
     ram_mb: int = 0
     # What it asks of the cluster: two jobs with the same ask can be served by the same devices.
@@ -151,6 +152,7 @@ class Progress:
     gpu_s: float = 0.0  # the same, times the devices it held
     work_s: float = 0.0  # how much of its expected duration is done and kept
     stopped: float | None = None  # when the last attempt ended
+    preemptions: int = 0  # how often it had to yield; moves do not count
 
 
 NO_PROGRESS = Progress()
@@ -209,6 +211,7 @@ class Running:
             before.gpu_s + ran * len(self.devices),
             self.work(now),
             now,
+            before.preemptions,
         )
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import entry_points
@@ -52,6 +52,16 @@ class State:
     def waiting(self) -> Sequence[Job]:
         """In arrival order."""
         return self.line.by_arrival
+
+    def may_preempt(self, running: Running) -> bool:
+        """Whether this running job may be stopped now. Trying it with one that is protected costs the
+        policy its plan: it is asked again, as if nobody could be preempted."""
+        return self.can_preempt and self.draft.may_preempt(running)
+
+    def yielding(self) -> Iterator[tuple[Any, Running]]:
+        """The running jobs that may be stopped, with their ranks, the one that is served last first."""
+        may_preempt = self.draft.may_preempt
+        return (each for each in self.ladder.last_first(self.now) if may_preempt(each[1]))
 
 
 class Options(BaseModel):

@@ -100,7 +100,7 @@ def _former_place(state: State, options: PlacementOptions, job: Job) -> tuple[De
 
 
 def somebody_behind(state: State, rank: Any) -> bool:
-    last = next(state.ladder.last_first(state.now), None)
+    last = next(state.yielding(), None)
     return last is not None and last[0] > rank
 
 
@@ -131,7 +131,7 @@ def _victims(state: State, rank: Any, job: Job, anywhere: bool) -> list[Running]
     everywhere = sum(_idle(node, job, state) for node in cluster) if _is_picky(job) else cluster.idle
     has: dict[str, float] = {}  # what a node would have
     met: dict[str, list[tuple[int, Running]]] = {}
-    for standing, running in state.ladder.last_first(state.now):
+    for standing, running in state.yielding():
         if standing <= rank:
             break
         counts = _useful(job, running, state)

@@ -18,8 +18,7 @@ ENTRYPOINTS = {
     "container": "gpu_flows.flows.container:container",
     "train": "gpu_flows.flows.train:train",
 }
-
-
+# How many times a device was held by two attempts at once.
 NO_DEVICE_TWICE = """
     select count(*) from allocations a join allocations b on a.device_id = b.device_id
         and (a.job_id, a.attempt) < (b.job_id, b.attempt)
@@ -64,9 +63,21 @@ class Pool:
     # -- runs ---------------------------------------------------------------------------------
 
     def submit(
-        self, command: str = "true", parameters: dict[str, Any] | None = None, **variables: Any
+        self,
+        command: str = "true",
+        parameters: dict[str, Any] | None = None,
+        retries: int = 0,
+        **variables: Any,
     ) -> str:
+        """A run of the deployment's flow, which the command is for."""
         body = {"parameters": parameters or {"command": command, "shell": True}, "job_variables": variables}
+        if retries:
+            body["empirical_policy"] = {"retries": retries, "retry_delay": 0}
+        return str(self.post(f"/deployments/{self.deployment}/create_flow_run", body)["id"])
+
+    def command(self, command: str, **variables: Any) -> str:
+        """A run whose command takes the place of the flow."""
+        body = {"parameters": {"command": "unused"}, "job_variables": {"command": command, **variables}}
         return str(self.post(f"/deployments/{self.deployment}/create_flow_run", body)["id"])
 
     def run(self, run_id: str) -> dict[str, Any]:
@@ -97,9 +108,12 @@ class Pool:
 
     # -- blocks -------------------------------------------------------------------------------
 
-    def save_policy(self, name: str, **options: Any) -> None:
+    def save_policy(self, name: str, protection: dict[str, Any] | None = None, **options: Any) -> None:
         """What saving the block's form in the UI does: the server checks nothing."""
-        self._save("gpu-scheduler", {"policy": {"name": name, **options}})
+        data: dict[str, Any] = {"policy": {"name": name, **options}}
+        if protection is not None:
+            data["protection"] = protection
+        self._save("gpu-scheduler", data)
 
     def save_rules(self, **rules: Any) -> None:
         """Other rules for containers, everything else about the cluster as it is."""

@@ -27,15 +27,16 @@ from prefect.logging.handlers import APILogHandler
 from prefect.settings import PREFECT_API_URL
 from prefect.testing.utilities import prefect_test_harness
 
+from gpu_flows.checkpoints.contract import journal
 from gpu_flows.flows.command import (
     Command,
     CommandError,
     Outcome,
-    Output,
     command,
     run_command,
     split_command,
 )
+from gpu_flows.flows.output import Output
 from gpu_flows.flows.train import train
 from gpu_flows.training.config import TrainConfig
 
@@ -240,6 +241,31 @@ def test_a_command_has_its_grace_to_say_and_save_everything(
             lambda line: os.kill(os.getpid(), interrupt) if line == "ready" else None,
         )
     assert checkpoint.read_text() == "saved"
+
+
+@pytest.mark.parametrize("code", [0, 85, 1])
+def test_a_command_that_is_asked_to_make_room(
+    interrupt: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    """One that ends with 0 has finished; the others go on later, and 85 says that all was saved."""
+    monkeypatch.setattr("gpu_flows.flows.command.announced_intent", lambda: "reschedule")
+    monkeypatch.setenv("GPU_FLOWS_CHECKPOINT_DIR", str(tmp_path))
+    monkeypatch.setenv("GPU_FLOWS_ATTEMPT", "job.3")
+    line = f"trap 'exit {code}' TERM; echo ready; sleep 1000 & wait $!"
+
+    def run() -> Outcome:
+        return run_command(
+            Command(["/bin/sh", "-c", line], grace_seconds=60),
+            lambda said: os.kill(os.getpid(), interrupt) if said == "ready" else None,
+        )
+
+    if code == 0:
+        assert run().exit_code == 0
+    else:
+        with pytest.raises(TerminationSignal):
+            run()
+    told = [(entry.event, entry.attempt) for entry in journal(tmp_path)]
+    assert told == ([("left", 3)] if code == 85 else [])
 
 
 def test_what_a_finished_command_left_behind_is_stopped() -> None:

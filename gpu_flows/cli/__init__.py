@@ -29,6 +29,7 @@ COMMANDS = {
     "submit": ("Put a job in line: a command, or a deployment.", "gpu_flows.cli.submit:submit"),
     "queue": ("List who waits, and why; also who runs.", "gpu_flows.cli.queue:queue"),
     "why": ("Explain one run: why it waits, where it runs, how it ended.", "gpu_flows.cli.why:why"),
+    "cancel": ("Stop runs, whatever they are at.", "gpu_flows.cli.cancel:cancel"),
     "gpus": ("Show every device, and how it does.", "gpu_flows.cli.gpus:gpus"),
     "policies": ("List the policies there are, with their options.", "gpu_flows.cli.policies:policies"),
     "policy": ("Show or change the policy that decides.", "gpu_flows.cli.policy:policy"),

@@ -95,6 +95,11 @@ def _caveats(found: Inputs, choice: Choice, summary: Summary) -> Iterator[str]:
         }.get(study.estimates, "It is told durations with a random error.")
     if summary.preemptions + summary.moves and not world.checkpoint_s + world.restart_s + world.migration_s:
         yield "Stopping and moving jobs costs nothing; see --restart-seconds and --checkpoint-seconds."
+    if study.costs:
+        yield (
+            f"Stopping a job costs {world.checkpoint_s:.3g} s, letting it go on {world.restart_s:.3g} s, "
+            f"on other nodes {world.migration_s:.3g} s more: as recorded in {study.costs}."
+        )
     if len(found.nodes) > 1 and any(job.may_span_nodes for job in asked) and world.tiers == Tiers():
         yield "A job spread over nodes is as fast as on one; see --tier-slowdown."
     if study.profile == "none":

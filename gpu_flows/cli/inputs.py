@@ -264,19 +264,32 @@ def _counts_steps(trace: Path, name: str) -> bool:
 
 
 def _world(study: Study, nodes: Sequence[Node]) -> World:
+    checkpoint_s, restart_s, migration_s = _costs(study)
     return World(
         profile=_profile(study, nodes),
         tiers=_tiers(study.tier_slowdown, _slowdowns(study.profile)),
         interference=study.interference,
-        checkpoint_s=study.checkpoint_seconds,
-        restart_s=study.restart_seconds,
-        migration_s=study.migration_seconds,
+        checkpoint_s=checkpoint_s,
+        restart_s=restart_s,
+        migration_s=migration_s,
         checkpoint_every_s=study.checkpoint_every,
         node_mtbf_s=3600 * study.node_mtbf_hours,
         device_mtbf_s=3600 * study.device_mtbf_hours,
         repair_s=3600 * study.repair_hours,
         seed=study.seed,
     )
+
+
+def _costs(study: Study) -> tuple[float, float, float]:
+    """To save a stopped job, to let it go on, and to do so elsewhere: as given, or else as recorded."""
+    given = study.checkpoint_seconds, study.restart_seconds, study.migration_seconds
+    if study.costs is None:
+        return given
+    from gpu_flows.analytics.recorded import costs
+
+    found = costs(study.costs)
+    saving, going_on, moving = given
+    return saving or found.checkpoint_s, going_on or found.restart_s, moving or found.migration_s
 
 
 def _tiers(typed: str, kinds: dict[str, tuple[float, float]]) -> Tiers:

@@ -85,8 +85,9 @@ def set_policy(
     server = Server()
     used = server.block_name(pool, "scheduler")
     target = block or used
-    if not _save_in_place(server, target, name, chosen):
-        _save_with_prefect(target, name, chosen)
+    document = server.block(SCHEDULER, target)
+    if not (document and _save_in_place(server, document, name, chosen)):
+        _save_with_prefect(document, target, name, chosen)
     outcome = _await(pool, name, chosen) if target == used else "other"
     if as_json:
         result = {"pool": pool, "block": target, "policy": name, "options": chosen}
@@ -105,25 +106,26 @@ def set_policy(
 # -- saving -----------------------------------------------------------------------------------
 
 
-def _save_in_place(server: Server, block: str, name: str, options: dict[str, Any]) -> bool:
-    """Change a block that is there, if the form it was saved with has this policy."""
-    document = server.block(SCHEDULER, block)
-    if document is None:
-        return False
+def _save_in_place(server: Server, document: dict[str, Any], name: str, options: dict[str, Any]) -> bool:
+    """Change a block that is there, if the form it was saved with has this policy. Its protection stays."""
     forms = document["block_schema"]["fields"].get("definitions", {})
     if not options.keys() <= forms.get(name, {}).get("properties", {}).keys():
         return False
-    data = {"policy": {**options, "name": name}}
+    data = {**document["data"], "policy": {**options, "name": name}}
     server.patch(f"/block_documents/{document['id']}", {"data": data, "merge_existing_data": False})
     return True
 
 
-def _save_with_prefect(block: str, name: str, options: dict[str, Any]) -> None:
+def _save_with_prefect(
+    document: dict[str, Any] | None, block: str, name: str, options: dict[str, Any]
+) -> None:
     """Make the block, or bring its form up to date; takes the seconds that Prefect needs to load."""
     from gpu_flows.blocks import GpuScheduler
 
     try:
-        GpuScheduler().use(name, **options).save(block, overwrite=True)
+        said = {"protection": document["data"].get("protection")} if document else {}
+        before = GpuScheduler(**{key: value for key, value in said.items() if value})
+        before.use(name, **options).save(block, overwrite=True)
     except Exception as error:
         raise Problem(f"The block {block!r} could not be saved: {error}") from None
 

@@ -52,11 +52,16 @@ def _waiting(jobs: list[dict[str, Any]], limit: int) -> list[Any]:
             job["gpus"],
             job["priority"],
             parts.duration(job["waited_s"]),
-            f"{job['why']} {job['fix']}".strip(),
+            f"{_past(job)}{job['why']} {job['fix']}".strip(),
         ]
         for job in jobs[: limit or None]
     ]
     return [parts.table(columns, rows, right=("#", "GPUs", "priority", "waited")), *_rest(len(jobs), limit)]
+
+
+def _past(job: dict[str, Any]) -> str:
+    times = job.get("preemptions", 0)
+    return "" if not times else "Preempted. " if times == 1 else f"Preempted {times} times. "
 
 
 def _running(jobs: list[dict[str, Any]], limit: int) -> list[Any]:
@@ -70,11 +75,15 @@ def _running(jobs: list[dict[str, Any]], limit: int) -> list[Any]:
             job["gpus"],
             job["priority"],
             parts.duration(job["running_s"]),
-            ", ".join(job.get("devices") or [job.get("state", "")]),
+            ", ".join(job.get("devices") or [job.get("state", "")]) + _leaving(job),
         ]
         for job in jobs[: limit or None]
     ]
     return [parts.table(columns, rows, right=("GPUs", "priority", "for")), *_rest(len(jobs), limit)]
+
+
+def _leaving(job: dict[str, Any]) -> str:
+    return " (leaving)" if job.get("leaving") else ""
 
 
 def _rest(count: int, limit: int) -> list[Text]:

@@ -91,6 +91,12 @@ class Study:
     checkpoint_seconds: Annotated[
         float, typer.Option(min=0, metavar="S", help="To save a job that is stopped.")
     ] = 0.0
+    costs: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="WAREHOUSE", help="Take these three, where not given, from what a pool recorded."
+        ),
+    ] = None
     checkpoint_every: Annotated[
         float, typer.Option(min=0, metavar="S", help="The most that a breakdown costs; 0: nothing.")
     ] = 0.0

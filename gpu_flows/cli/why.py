@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
-import re
+import json
 import time
 from contextlib import suppress
 from typing import Annotated, Any
 
 import typer
+from rich.table import Table
 
 from gpu_flows.cli import parts
 from gpu_flows.cli.parts import DEFAULT_POOL, JsonOption, PoolOption
 from gpu_flows.cli.pool_view import Asks, when
 from gpu_flows.cli.prefect_settings import page_of_run
-from gpu_flows.cli.problem import BadInput, Problem
-from gpu_flows.cli.server import NotFound, Server
+from gpu_flows.cli.problem import Problem
+from gpu_flows.cli.runs import FINAL, find, pick
+from gpu_flows.cli.server import Server
 from gpu_flows.status import Status, read_status
 
-FINAL = {"COMPLETED", "FAILED", "CRASHED", "CANCELLED"}
-RECENT = 1000  # runs of the pool among which the beginning of an id is looked for
-_ID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}", re.I)
-_BEGINNING = re.compile(r"[0-9a-f-]{4,36}", re.I)
+_ATTEMPTS = """
+select attempt, outcome, nodes, gpus, policy, started, ended, run_s, lost_s, detail
+from attempt_history left join saved_work using (job_id, attempt)
+where job_id = $job order by attempt
+"""
 
 
 @parts.examples("gpu-flows why brave-otter", "gpu-flows why 1ae36b2c", "gpu-flows why brave-otter --json")
@@ -39,24 +42,65 @@ def why(
     found = _in_line(status, run) if status else None
     if found is None or _has_ended(found["id"]):
         found = _on_server(Server(), pool, status, found["id"] if found else run)
+    found["attempts"] = _attempts(pool, found["id"]) if found.pop("ran", True) else []
     found["ui"] = page_of_run(found["id"])
     if as_json:
         parts.print_json(found)
         return
-    shown = {**found, "devices": ", ".join(found.get("devices") or [])}
-    order = ["run", "id", "user", "state", "place", "why", "fix", "devices", "attempt", "policy", "for", "ui"]
-    parts.show(parts.lines(*((name, shown.get(name)) for name in order)))
+    times = found.get("preempted")
+    shown = {
+        **found,
+        "devices": ", ".join(found.get("devices") or []),
+        "preempted": f"{times} time{'s' if times > 1 else ''}" if times else "",
+    }
+    order = ["run", "id", "user", "state", "place", "why", "fix", "preempted", "devices", "attempt", "policy"]
+    parts.show(parts.lines(*((name, shown.get(name)) for name in [*order, "for", "ui"])))
+    if len(found["attempts"]) > 1:
+        print()
+        parts.show(_drawn(found["attempts"]))
+
+
+def _attempts(pool: str, job_id: str) -> list[dict[str, Any]]:
+    """What the warehouse knows of its launches; nothing, if it cannot be asked now."""
+    from gpu_flows.analytics.answers import QueryError, answer
+    from gpu_flows.cli.sql import warehouse_of
+
+    try:
+        found = answer(warehouse_of(pool), _ATTEMPTS, {"job": job_id}, timeout_s=5)
+    except QueryError:
+        return []
+    return [dict(zip(found.columns, row, strict=True)) for row in found.rows]
+
+
+def _drawn(attempts: list[dict[str, Any]]) -> Table:
+    columns = ["attempt", "began", "ran", "lost", "GPUs", "on", "ended as", "why"]
+    rows = [
+        [
+            each["attempt"],
+            f"{each['started']:%H:%M:%S}",
+            parts.duration(each["run_s"]),
+            parts.duration(each["lost_s"]) if each["lost_s"] else "",
+            each["gpus"],
+            ", ".join(json.loads(each["nodes"])),
+            each["outcome"] or "running",
+            each["detail"] or "",
+        ]
+        for each in attempts
+    ]
+    return parts.table(columns, rows, right=("attempt", "ran", "lost", "GPUs"))
 
 
 def _in_line(status: Status, wanted: str) -> dict[str, Any] | None:
     """What the worker knows of it: it waits or runs right now."""
-    job = _pick([*status.waiting, *status.running], wanted)
+    job = pick([*status.waiting, *status.running], wanted)
     if job is None:
         return None
     if job in status.waiting:
         return {
             **_who(job),
             "state": "waiting",
+            "preempted": job.get("preemptions", 0),
+            "ran": bool(job.get("attempts")),
             "place": status.waiting.index(job) + 1,
             "reason": job["reason"],
             "why": job["why"],
@@ -65,27 +109,14 @@ def _in_line(status: Status, wanted: str) -> dict[str, Any] | None:
         }
     return {
         **_who(job),
-        "state": "running",
-        "why": "It has its devices.",
+        "state": "leaving" if job.get("leaving") else "running",
+        "ran": job["attempt"] > 1,
+        "why": job.get("leaving") or "It has its devices.",
         "devices": job["devices"],
         "attempt": job["attempt"],
         "policy": job["policy"],
         "for": parts.duration(status.at - job["since"]),
     }
-
-
-def _pick(jobs: list[dict[str, Any]], wanted: str) -> dict[str, Any] | None:
-    """The job of that name (the newest), or else the one whose id begins so."""
-    named = [job for job in jobs if job["name"] == wanted]
-    if named:
-        return max(named, key=lambda job: job["submitted"])
-    if not _BEGINNING.fullmatch(wanted):
-        return None
-    begun = [job for job in jobs if job["id"].startswith(wanted.lower())]
-    if len(begun) > 1:
-        several = ", ".join(job["id"] for job in begun[:5])
-        raise BadInput(f"{len(begun)} runs begin with {wanted}: {several}.", "Give more of the id.")
-    return begun[0] if begun else None
 
 
 def _has_ended(run_id: str) -> bool:
@@ -103,7 +134,7 @@ def _who(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def _on_server(server: Server, pool: str, status: Status | None, wanted: str) -> dict[str, Any]:
-    run = _find(server, pool, wanted)
+    run = find(server, pool, wanted)
     in_pool = run.get("work_pool_name") or pool
     told: dict[str, Any] = {}
     asks = Asks(server, server.pool(in_pool))
@@ -120,25 +151,6 @@ def _on_server(server: Server, pool: str, status: Status | None, wanted: str) ->
         "state": state.get("name", ""),
         **told,
     }
-
-
-def _find(server: Server, pool: str, wanted: str) -> dict[str, Any]:
-    newest = "EXPECTED_START_TIME_DESC"
-    if _ID.fullmatch(wanted):
-        with suppress(NotFound):
-            return dict(server.get(f"/flow_runs/{wanted}"))
-    named = server.post(
-        "/flow_runs/filter", {"flow_runs": {"name": {"any_": [wanted]}}, "sort": newest, "limit": 1}
-    )
-    if named:
-        return dict(named[0])
-    if _BEGINNING.fullmatch(wanted):
-        in_pool = {"name": {"any_": [pool]}}
-        recent = list(server.page("/flow_runs/filter", RECENT, work_pools=in_pool, sort=newest))
-        begun = _pick([{**run, "submitted": 0} for run in recent], wanted)
-        if begun:
-            return begun
-    raise NotFound(f"There is no run {wanted!r}.", "`gpu-flows queue --all` lists those that wait or run.")
 
 
 def _why_scheduled(server: Server, run: dict[str, Any], pool: str, status: Status | None) -> dict[str, Any]:

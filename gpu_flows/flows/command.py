@@ -9,15 +9,13 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 import selectors
 import shlex
 import signal
 import subprocess
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import Future, wait
 from contextlib import suppress
 from contextvars import copy_context
@@ -31,7 +29,9 @@ from prefect import flow
 from prefect.runtime import flow_run
 from pydantic import Field
 
-Emit = Callable[[str], None]
+from gpu_flows.checkpoints import contract
+from gpu_flows.flows.output import Emit, Output
+from gpu_flows.prefect_private import announced_intent
 
 
 @flow(name="command")
@@ -44,7 +44,8 @@ def command(
 ) -> dict[str, Any]:
     """Run a command line on the devices this run was given.
 
-    Its output shows in the run's logs. An exit code other than 0 fails the run.
+    Its output shows in the run's logs. An exit code other than 0 fails the run. Asked to make room for
+    others, it gets SIGTERM and may save what it needs in $GPU_FLOWS_CHECKPOINT_DIR; it is run again later.
 
     Args:
         command: The command line, for example: python train.py --epochs 3.
@@ -55,7 +56,8 @@ def command(
     """
     arguments = split_command(command, shell=shell)
     # Less than the worker allows this whole process, or its SIGKILL could come before ours.
-    grace = 0.8 * float(os.environ.get("GPU_FLOWS_GRACE_SECONDS", "10"))
+    grace = 0.8 * float(os.environ.get(contract.GRACE, "10"))
+    environment = {contract.GRACE: f"{grace:g}", **environment}
     wanted = Command(arguments, working_directory, environment, timeout_seconds, grace)
     outcome = run_command(wanted, _send_to_run_logs(str(flow_run.id)))
     if outcome.timed_out or outcome.exit_code != 0:
@@ -143,9 +145,20 @@ def run_command(command: Command, emit: Emit) -> Outcome:
             # A second signal changes nothing: the command keeps its grace.
             interruption = interruption or signalled
             must_stop.set()
-    if interruption is not None:
+    if interruption is not None and not (announced_intent() == "reschedule" and _is_done(ended)):
         raise interruption
     return ended.result()
+
+
+def _is_done(ended: Future[Outcome]) -> bool:
+    """Whether a command that was asked to leave has finished instead. If it says that it saved and left,
+    the worker, which sees only this process, is told in the job's journal."""
+    outcome = None if ended.exception() else ended.result()
+    directory = os.environ.get(contract.DIRECTORY, "")
+    if outcome and outcome.exit_code == contract.CHECKPOINTED and directory:
+        with suppress(OSError):
+            contract.note(Path(directory), contract.Entry("left", contract.attempt_number(), time.time()))
+    return outcome is not None and outcome.exit_code == 0 and not outcome.timed_out
 
 
 _MARK = "GPU_FLOWS_COMMAND"  # in the environment of everything that a command starts
@@ -300,90 +313,6 @@ class _Pipe:
         self.selector.close()
         self.stream.close()
         self.output.close()
-
-
-_LINES_AT_ONCE = 500
-_LINES_PER_SECOND = 20
-_LONGEST_LINE = 4_000
-_SECONDS_BETWEEN_UPDATES = 5.0  # of a progress bar, or of how many lines are left out
-
-# Colours and cursor movements, and what a database refuses to store (NUL) or a browser to show.
-_UNPRINTABLE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07]*\x07|[\x00-\x08\x0b-\x1f\x7f]")
-
-
-class Output:
-    """What a command says: all of it goes to stdout, as much as one can read goes to `emit`."""
-
-    def __init__(self, emit: Emit, clock: Callable[[], float] = time.monotonic) -> None:
-        self._emit = emit
-        self.clock = clock
-        self.lines = 0
-        self.last_lines: deque[str] = deque(maxlen=10)
-        self._unfinished = b""
-        self._allowance = float(_LINES_AT_ONCE)
-        self._allowance_at = self._remarked_at = clock()
-        self._redrawn_at = -_SECONDS_BETWEEN_UPDATES
-        self._left_out = 0
-        self._last_left_out: deque[str] = deque(maxlen=10)
-
-    def feed(self, chunk: bytes) -> None:
-        with suppress(OSError):  # a full disk or a closed stdout is not the command's fault
-            rest = memoryview(chunk)
-            while rest:
-                rest = rest[os.write(1, rest) :]
-        lines = (self._unfinished + chunk).splitlines(keepends=True)
-        # One that ends in \r may still turn out to end in \r\n.
-        unfinished = bool(lines) and not lines[-1].endswith(b"\n") and len(lines[-1]) <= _LONGEST_LINE
-        self._unfinished = lines.pop() if unfinished else b""
-        for line in lines:
-            self._take(line)
-
-    def emit(self, line: str) -> None:
-        with suppress(Exception):  # nor is a reader who fails
-            self._emit(line)
-
-    def remark(self, text: str) -> None:
-        self.emit(f"[{text}]")
-
-    def close(self) -> None:
-        """The end matters most: show the last lines even when those before were left out."""
-        self._take(self._unfinished)
-        self._left_out -= len(self._last_left_out)
-        self._tell_what_is_left_out()
-        for line in self._last_left_out:
-            self.emit(line)
-
-    def _take(self, raw: bytes) -> None:
-        line = _UNPRINTABLE.sub("", raw.decode(errors="replace")).rstrip()
-        if not line:
-            return
-        now = self.clock()
-        if raw.endswith(b"\r"):  # a progress bar: a terminal would show only its latest state
-            if now - self._redrawn_at < _SECONDS_BETWEEN_UPDATES:
-                return
-            self._redrawn_at = now
-        if len(line) > _LONGEST_LINE:
-            line = line[:_LONGEST_LINE] + " ..."
-        self.lines += 1
-        self.last_lines.append(line)
-        earned = (now - self._allowance_at) * _LINES_PER_SECOND
-        self._allowance = min(float(_LINES_AT_ONCE), self._allowance + earned)
-        self._allowance_at = now
-        if self._allowance < 1:
-            self._left_out += 1
-            self._last_left_out.append(line)
-            return
-        self._allowance -= 1
-        if now - self._remarked_at >= _SECONDS_BETWEEN_UPDATES:
-            self._remarked_at = now
-            self._tell_what_is_left_out()
-        self._last_left_out.clear()
-        self.emit(line)
-
-    def _tell_what_is_left_out(self) -> None:
-        if self._left_out > 0:
-            self.remark(f"{self._left_out:,} lines left out here; the job's log file has them all")
-        self._left_out = 0
 
 
 def _send_to_run_logs(run_id: str) -> Emit:

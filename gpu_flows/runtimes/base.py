@@ -65,6 +65,7 @@ class Launch:
     grace_s: float = 30.0
     hears_intents: bool = True  # runs our entry, which understands a request to stop
     container: Container | None = None  # None: a process of the worker's machine
+    checkpoints: str = ""  # the directory that the job keeps its checkpoints in
 
     @property
     def id(self) -> str:

@@ -104,14 +104,18 @@ class ProcessRuntime:
         pid, birth = self._alive_once.get(launch.id, (0, ""))
         if not pid or not self._alive(launch.id, pid, birth):
             return
-        with contextlib.suppress(OSError):
-            write(self._book.folder(launch) / INTENT_FILE, intent)
-        with contextlib.suppress(OSError):
-            if launch.hears_intents:
-                os.kill(pid, signal.SIGUSR1)
-            else:
-                os.killpg(pid, signal.SIGTERM)
-        deadline = time.monotonic() + launch.grace_s
+        asked = self._book.folder(launch) / INTENT_FILE
+        # One that a worker before us asked is not asked again: that might cut its saving short.
+        since = asked.stat().st_mtime if asked.exists() else time.time()
+        if not asked.exists():
+            with contextlib.suppress(OSError):
+                write(asked, intent)
+            with contextlib.suppress(OSError):
+                if launch.hears_intents:
+                    os.kill(pid, signal.SIGUSR1)
+                else:
+                    os.killpg(pid, signal.SIGTERM)
+        deadline = time.monotonic() + launch.grace_s - max(0.0, time.time() - since)
         while self._alive(launch.id, pid, birth) and time.monotonic() < deadline:
             await asyncio.sleep(0.05)
         if self._alive(launch.id, pid, birth):

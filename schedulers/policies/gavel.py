@@ -205,9 +205,12 @@ class Gavel(Policy):
         return {each.job.id for each in running if _is_in(fleet, each, state.cluster)}
 
     def _choose(self, number: int, others: set[str], state: State) -> list[Job]:
-        """The first in order, as many as there are devices for."""
+        """The first in order, as many as there are devices for beside those who must not be stopped."""
         chosen: list[Job] = []
-        room = self._fleets[number].devices
+        fleet, cluster = self._fleets[number], state.cluster
+        fixed = [each for each in state.running.values() if not state.may_preempt(each)]
+        others = {*others, *(each.job.id for each in fixed)} if fixed else others
+        room = fleet.devices - sum(len(each.devices) for each in fixed if _is_in(fleet, each, cluster))
         for job_id in self._ledger.in_order(number) if self._ledger else ():
             if not room:
                 break
@@ -224,7 +227,8 @@ class Gavel(Policy):
         draft, cluster, mark = state.draft, state.cluster, state.draft.mark
         staying = set() if anew else {job.id for job in chosen}
         for running in list(state.running.values()):
-            if running.job.id not in staying and _is_in(fleet, running, cluster):
+            stays = running.job.id in staying or not state.may_preempt(running)
+            if not stays and _is_in(fleet, running, cluster):
                 draft.preempt(running.job.id)
         for job in sorted(chosen, key=lambda job: -job.gpus):
             held = state.running.get(job.id)

@@ -91,7 +91,7 @@ class Priority(Policy):
             behind = list(islice(others, self.options.depth))
             if not behind:
                 return False
-            forecast = Forecast(state, _yields_to(job) if yielding else None)
+            forecast = Forecast(state, _yields_to(job, state) if yielding else None)
             if forecast.can_serve(job):
                 slot = forecast.promise(job)
                 return self._backfill(state, forecast, behind, slot if yielding else None)
@@ -126,12 +126,13 @@ class Priority(Policy):
             return False
         if forecast.allows(job, state.running[job.id].devices, end):
             return True
-        anew = Forecast(state, _yields_to(promised.job)).promise(promised.job)
+        anew = Forecast(state, _yields_to(promised.job, state)).promise(promised.job)
         if anew.start <= promised.start < math.inf:
             return True  # other devices will do as well
         state.draft.undo(mark)
         return False
 
 
-def _yields_to(job: Job) -> Callable[[Running], bool]:
-    return lambda running: (running.job.line, -running.job.priority) > (job.line, -job.priority)
+def _yields_to(job: Job, state: State) -> Callable[[Running], bool]:
+    place = (job.line, -job.priority)
+    return lambda each: (each.job.line, -each.job.priority) > place and state.may_preempt(each)
