@@ -73,7 +73,7 @@ def _order(said: Any, where: str) -> Order:
         raise wrong(f"this is no job: {json.dumps(said)[:60]}", f"A job is: {EXAMPLE}")
     for key in said:
         if key not in KEYS:
-            alike = get_close_matches(key, KEYS, n=1)
+            alike = [each for each in KEYS if key in each] or get_close_matches(key, KEYS, n=1)
             hint = f"Did you mean {alike[0]!r}?" if alike else f"A job has: {', '.join(KEYS)}."
             raise wrong(f"there is no key {key!r}.", hint)
     given = {key: value for key, value in said.items() if value is not None}

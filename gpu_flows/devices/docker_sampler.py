@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpu_flows.devices.nvml_child import NoAnswer
-from gpu_flows.docker_host import Host, HostAway
+from gpu_flows.docker_host import PULSE_S, Host, HostAway
 
 if TYPE_CHECKING:
     from docker import APIClient
@@ -26,6 +26,7 @@ FIRST_LOOK_S = 20.0
 AGAIN_S, LONGEST_PAUSE_S = 2.0, 60.0
 LIFETIME_S = 3600  # after which it ends and is made anew: one whose worker is gone does not stay
 FOLDER = "run/gpu-flows"
+FIX = "Set the probe image, and how the host gives containers its GPUs, in the cluster block."
 PROBE = ("python3", f"/{FOLDER}/nvml_probe.py")
 
 
@@ -34,10 +35,12 @@ class ContainerProbe:
 
     def __init__(self, host: Host, image: str, owner: str, every_s: float) -> None:
         self._host, self._image, self._every_s = host, image, every_s
+        self._stale_s = max(STALE_S, 3 * every_s)
         self._name = f"gf-sampler-{owner}-{host.name}"
         self._looks: list[GpuLook] | None = None
         self._events: list[list[Event]] = []
-        self._seen = 0.0
+        self._seen = 0.0  # when it last told of GPUs
+        self._told = False  # whether it told anything since it was started
         self._trouble = NoAnswer(f"host {host.name} has not been asked yet", "")
         self._lock = threading.Lock()
         self._answered = threading.Event()
@@ -48,15 +51,20 @@ class ContainerProbe:
         if patient:
             self._answered.wait(FIRST_LOOK_S)
         with self._lock:
-            if self._looks is None or time.monotonic() - self._seen > STALE_S:
+            if self._looks is None:
                 raise self._trouble
+            if (silent := time.monotonic() - self._seen) > self._stale_s:
+                raise NoAnswer(
+                    f"the sampler on host {self._host.name} has been silent for {silent:.0f} s", ""
+                )
             # What happened between two looks is told with the next one that is asked for.
             told, self._events = self._events, [[] for _ in self._looks]
             return [{**gpu, "events": events} for gpu, events in zip(self._looks, told, strict=True)]
 
     def close(self) -> None:
         self._closed.set()
-        threading.Thread(target=self._remove, daemon=True).start()
+        # Not a daemon: a worker that ends waits a moment until its samplers are gone.
+        threading.Thread(target=self._remove, name=f"sampler-{self._host.name}-end").start()
 
     # -- in its thread ------------------------------------------------------------------------
 
@@ -67,20 +75,34 @@ class ContainerProbe:
         while not self._closed.is_set():
             try:
                 self._host.ask(self._start)
-                self._host.ask(self._follow)
-                pause = AGAIN_S
+                looked = self._seen
+                self._host.ask(self._follow, 2 * self._stale_s)
+                if self._seen == looked:
+                    self._explain_silence()
+                pause = AGAIN_S if self._seen > looked else min(2 * pause, LONGEST_PAUSE_S)
             except HostAway as error:
                 self._fail(f"host {self._host.name} does not answer ({error})", "")
             except APIError as error:
-                fix = "Set the probe image, and how the host gives containers its GPUs, in the cluster block."
-                self._fail(f"the sampler on host {self._host.name} does not start: {error.explanation}", fix)
+                self._fail(f"the sampler on host {self._host.name} does not start: {error.explanation}", FIX)
                 pause = min(2 * pause, LONGEST_PAUSE_S)
+            except Exception as error:  # whatever it is: nobody else would start the sampler again
+                self._fail(f"the sampler on host {self._host.name} cannot be followed: {error!r}", "")
             self._closed.wait(pause)
+        self._remove()  # it may have been started just as it was closed
+
+    def _explain_silence(self) -> None:
+        """It ended without a look at the GPUs: unless it said why, by what it printed last."""
+        if self._told:
+            return
+        last = self._host.ask(lambda api: api.logs(self._name, stdout=False, stderr=True, tail=1))
+        words = last.decode(errors="replace").strip() or "it ended without a word"
+        self._fail(f"the sampler on host {self._host.name} does not work: {words}", FIX)
 
     def _start(self, api: APIClient) -> None:
         from docker.types import LogConfig
 
         self._remove()
+        self._told = False
         gpus = _all_gpus(self._host)
         api.create_container(
             image=self._image,
@@ -118,6 +140,7 @@ class ContainerProbe:
             answer: Answer = json.loads(line)
         except ValueError:
             return
+        self._told = True
         if "gpus" not in answer:
             why = f"NVML on host {self._host.name} failed: {answer.get('error', '')}"
             self._fail(why, answer.get("fix", ""))
@@ -137,7 +160,7 @@ class ContainerProbe:
         from docker.errors import APIError
 
         with suppress(HostAway, APIError):
-            self._host.ask(lambda api: api.remove_container(self._name, force=True))
+            self._host.ask(lambda api: api.remove_container(self._name, force=True), PULSE_S)
 
 
 def _all_gpus(host: Host) -> list[Any] | None:
@@ -163,4 +186,4 @@ def _probe_files() -> bytes:
         f"{FOLDER}/nvml_probe.py": (here / "nvml_probe.py").read_bytes(),
         f"{FOLDER}/pynvml.py": Path(pynvml.__file__).read_bytes(),
     }
-    return archive(files, ("run", FOLDER))
+    return archive(files, (FOLDER,))

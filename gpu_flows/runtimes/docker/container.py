@@ -15,9 +15,9 @@ from docker.types import Mount as DockerMount
 
 from gpu_flows.blocks.docker import ContainerRules, DockerHost
 from gpu_flows.docker_host import Access, Host
-from gpu_flows.runtimes.base import Container, Launch, LaunchError, Refused, device_environment
+from gpu_flows.runtimes.base import Container, Launch, LaunchError, device_environment
 from gpu_flows.runtimes.book import restored, stored
-from gpu_flows.runtimes.docker.rules import OURS, resolve
+from gpu_flows.runtimes.docker.rules import OURS, resolve, tagged
 
 SECRETS = f"{OURS}/secrets"
 INSTALLATION = "gpu-flows.installation"
@@ -45,6 +45,12 @@ def labels_of(launch: Launch, installation: str) -> dict[str, str]:
         "gpu-flows.devices": ",".join(device.id for device in launch.devices),
         _LAUNCH: stored(launch),
     }
+
+
+def is_of(launch: Launch, installation: str, labels: Mapping[str, str]) -> bool:
+    """Whether a container with these labels is this attempt, whoever planned it and why."""
+    ours = labels_of(launch, installation)
+    return all(labels.get(name) == value for name, value in ours.items() if name != _LAUNCH)
 
 
 def launch_from(name: str, labels: Mapping[str, str]) -> Launch | None:
@@ -76,7 +82,7 @@ def arguments(
     memory = (container.memory_mb or round(1024 * rules.most_memory_gb)) * _MB
     mounts = [resolve(mount, rules.mount_roots, host.settings.is_here) for mount in container.mounts]
     return {
-        "image": container.image,
+        "image": tagged(container.image),
         "name": name_of(launch),
         "command": list(launch.command) or None,
         "working_dir": launch.directory or None,
@@ -165,8 +171,6 @@ def files_for(launch: Launch) -> dict[str, bytes]:
         files[f"{inside}/entry.py"] = (package / "runtimes" / "entry.py").read_bytes()
         files[f"{inside}/prefect_private.py"] = (package / "prefect_private.py").read_bytes()
     for name, value in launch.container.secrets.items() if launch.container else ():
-        if "/" in name or name in (".", ".."):
-            raise Refused(f"{name!r} is no name for a secret")
         files[f"{inside}/secrets/{name}"] = value.encode()
     return files
 
@@ -188,4 +192,4 @@ def look_up(user: str, passwd: bytes) -> tuple[int, int]:
     return 0, 0
 
 
-FOLDERS = ("run", OURS.lstrip("/"), SECRETS.lstrip("/"))
+FOLDERS = (OURS.lstrip("/"), SECRETS.lstrip("/"))

@@ -9,6 +9,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 from docker import APIClient
@@ -27,10 +30,6 @@ Say = Callable[[str], None]
 PAUSES_S = (0.05, 0.2, 0.5, 1.0, 2.0)  # between tries of a step
 
 
-class _Stranger(LaunchError):
-    """Somebody else's container has the name: it is not ours to remove."""
-
-
 class Unanswered(Exception):
     """Whether the container was started is not known."""
 
@@ -41,69 +40,89 @@ def bring_up(
     installation: str,
     rules: ContainerRules,
     still_wanted: Callable[[], bool],
+    before_start: Callable[[], None],
     say: Say,
 ) -> None:
     """Until the container runs. Raises LaunchError, NodeAway or NotWanted when nothing of it runs, Unanswered
-    when nobody can tell. Blocks."""
+    when nobody can tell. Once `before_start` has been called, something may run. Blocks."""
     container = launch.container
     assert container is not None
-    check(container, launch.env, launch.directory, launch.command, rules, host.settings.is_here)
+    check_it = partial(
+        check, container, launch.env, launch.directory, launch.command, rules, host.settings.is_here
+    )
+    made = None
+    check_it()
     try:
         if container.pull == "always":
-            pull(host, container.image, container.login, say)
-        ran_before = _create(host, launch, installation, rules, say)
-        if not ran_before:
-            _fill(host, launch)
-            check(container, launch.env, launch.directory, launch.command, rules, host.settings.is_here)
+            pull(host, container.image, container.login, still_wanted, say)
+        made = _create(host, launch, installation, rules, still_wanted, say)
+        if made.has_run:
+            return
+        _fill(host, launch)
+        check_it()  # once more: a link could have been bent meanwhile
+        if not still_wanted():
+            raise NotWanted("it was cancelled before it started")
+        before_start()
+        _start(host, launch)
     except HostAway as error:
         raise NodeAway(f"host {host.name} does not answer ({error})") from error
-    except NotFound as error:
-        raise LaunchError(f"its container was removed while it was made ({error.explanation})") from error
     except APIError as error:
-        remove_unstarted(host, launch)
+        remove_unstarted(host, made)
         raise LaunchError(f"Docker on {host.name} says: {error.explanation}") from error
-    except _Stranger:
-        raise
     except LaunchError:
-        remove_unstarted(host, launch)
+        remove_unstarted(host, made)
         raise
-    if not still_wanted():
-        remove_unstarted(host, launch)
-        raise NotWanted("it was cancelled before it started")
-    if not ran_before:
-        _start(host, launch)
 
 
-def _create(host: Host, launch: Launch, installation: str, rules: ContainerRules, say: Say) -> bool:
-    """Whether it was there already and has run."""
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A container that is there."""
 
-    def create(api: APIClient) -> None:
+    id: str
+    has_run: bool
+
+
+def _create(
+    host: Host,
+    launch: Launch,
+    installation: str,
+    rules: ContainerRules,
+    still_wanted: Callable[[], bool],
+    say: Say,
+) -> Made:
+    """The attempt's container, made now or before."""
+    container = launch.container
+    assert container is not None
+
+    def create(api: APIClient) -> str:
         told = words.arguments(api, launch, installation, host, rules)
         try:
-            api.create_container(**told)
+            return str(api.create_container(**told)["Id"])
         except ImageNotFound:
-            assert launch.container is not None
-            if launch.container.pull == "never":
+            if container.pull == "never":
                 raise LaunchError(
-                    f"host {host.name} has no image {launch.container.image!r}, and it is never to be pulled"
+                    f"host {host.name} has no image {container.image!r}, and it is never to be pulled"
                 ) from None
-            pull(host, launch.container.image, launch.container.login, say)
-            api.create_container(**told)
+        pull(host, container.image, container.login, still_wanted, say)
+        return str(api.create_container(**told)["Id"])
 
-    try:
-        insist(lambda: host.ask(create))
-    except APIError as error:
-        if error.status_code != 409:
-            raise
+    def create_or_find() -> Made:
+        try:
+            return Made(host.ask(create), has_run=False)
+        except APIError as error:
+            if error.status_code != 409:
+                raise
         # The name is taken: by an earlier try of ours, whose answer was lost, or by a stranger.
-        found = inspect(host, launch)
-        labels = found["Config"].get("Labels") or {}
-        if not words.labels_of(launch, installation).items() <= labels.items():
-            raise _Stranger(
-                f"host {host.name} has a container {words.name_of(launch)} that is not ours"
-            ) from None
-        return has_started(found)
-    return False
+        name = words.name_of(launch)
+        try:
+            found = host.ask(lambda api: api.inspect_container(name))
+        except NotFound:
+            raise HostAway(f"container {name} is still being made") from None
+        if not words.is_of(launch, installation, found["Config"].get("Labels") or {}):
+            raise LaunchError(f"host {host.name} has a container {name} that is not ours")
+        return Made(found["Id"], has_started(found))
+
+    return insist(create_or_find)
 
 
 def _fill(host: Host, launch: Launch) -> None:
@@ -147,7 +166,6 @@ def _start(host: Host, launch: Launch) -> None:
     except HostAway as error:
         raise Unanswered(str(error)) from error
     except APIError as error:
-        remove_unstarted(host, launch)
         raise LaunchError(f"Docker on {host.name} cannot start it: {error.explanation}") from error
 
 
@@ -160,12 +178,11 @@ def inspect(host: Host, launch: Launch) -> dict[str, Any]:
     return dict(insist(lambda: host.ask(lambda api: api.inspect_container(words.name_of(launch)))))
 
 
-def remove_unstarted(host: Host, launch: Launch) -> None:
+def remove_unstarted(host: Host, made: Made | None) -> None:
     """Without force: one that runs after all is not removed. What cannot be removed now, the reaper finds."""
-    try:
-        insist(lambda: host.ask(lambda api: api.remove_container(words.name_of(launch))))
-    except (HostAway, APIError):
-        pass
+    if made is not None and not made.has_run:
+        with suppress(HostAway, APIError):
+            insist(lambda: host.ask(lambda api: api.remove_container(made.id, v=True)))
 
 
 def insist(step: Callable[[], T]) -> T:

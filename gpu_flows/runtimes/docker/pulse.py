@@ -6,7 +6,6 @@ only one who says that a host is down or up again.
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
 from collections.abc import Callable
@@ -93,8 +92,12 @@ class Pulse:
     def _examine(self, states: dict[str, str]) -> None:
         self.vitals = {name: self.vitals.get(name) or Vitals() for name in states}
         for name in [name for name, state in states.items() if state == "running"]:
-            with contextlib.suppress(HostAway, APIError, KeyError, TypeError):
+            try:
                 _update(self.vitals[name], self._host.ask(partial(_stats, name), PULSE_S))
+            except HostAway:
+                return  # whoever is away for one is away for all
+            except (APIError, KeyError, TypeError):
+                pass  # it has just ended
 
 
 def _stats(container: str, api: APIClient) -> dict[str, Any]:

@@ -38,6 +38,7 @@ FIRST_LOOK_S = 20.0
 DRAIN_S = 5.0
 SOON_S = 0.3
 UNSTARTED_FOR_S = 300.0  # a container that was made and not started for so long never will be
+STARTING = "starting"  # in the attempt's folder, once something may have run
 
 
 @dataclass(slots=True)
@@ -60,6 +61,7 @@ class _Live:
     served: _Served
     feed: Feed
     ended: asyncio.Future[End]
+    may_start: bool  # if it turns out that it was not
     follower: Follower | None = None
 
     @property
@@ -90,6 +92,8 @@ class DockerRuntime:
         self._live: dict[str, _Live] = {}
         self._launching: set[str] = set()
         self._troubles: dict[str, str] = {}
+        self._adopting = asyncio.Lock()
+        self._has_searched = False
         self._errands: set[asyncio.Task[None]] = set()
 
     # -- hosts --------------------------------------------------------------------------------
@@ -144,18 +148,22 @@ class DockerRuntime:
             raise LaunchError("a container runs on one host: leave may_span_nodes off")
         if served.pulse.trouble:
             raise NodeAway(served.pulse.trouble)
+        if live := self._live.get(launch.id):
+            return _attempt(launch, live.served, time.time())
+        if self._book.has_ended(launch.id):
+            raise LaunchError(f"attempt {launch.id} has ended, and is not made again")
         with contextlib.suppress(FileExistsError):
             self._book.enter(launch)
         feed = Feed(launch, self._book.folder(launch), quiet=launch.hears_intents)
         self._launching.add(launch.id)
         self._pump.add(launch.id, feed)
-        host, say = served.host, partial(_say, feed)
         try:
-            up = partial(bring_up, host, launch, self.installation, self._rules, still_wanted, say)
-            await host.run(up)
+            await served.host.run(partial(self._bring_up, served.host, launch, still_wanted, feed))
         except Unanswered as error:
-            log.warning("Whether %s started on %s is not known yet: %s", launch.job.name, host.name, error)
-        except LaunchError as error:
+            log.warning(
+                "Whether %s started on %s is not known yet: %s", launch.job.name, served.host.name, error
+            )
+        except Exception as error:
             if isinstance(error, NodeAway):
                 served.pulse.ask_now()
             await self._pump.drain(launch.id, DRAIN_S)
@@ -165,21 +173,25 @@ class DockerRuntime:
         finally:
             self._launching.discard(launch.id)
         started = time.time()
-        self._follow(launch, served, feed)
+        self._follow(launch, served, feed, may_start=True)
         # Also of a job that is over before the next beat it shall be known how much memory it took.
         asyncio.get_running_loop().call_later(SOON_S, served.pulse.ask_now)
         return _attempt(launch, served, started)
 
-    def _follow(self, launch: Launch, served: _Served, feed: Feed) -> None:
+    def _bring_up(self, host: Host, launch: Launch, still_wanted: Callable[[], bool], feed: Feed) -> None:
+        note = self._book.folder(launch) / STARTING
+        bring_up(host, launch, self.installation, self._rules, still_wanted, note.touch, partial(_say, feed))
+
+    def _follow(self, launch: Launch, served: _Served, feed: Feed, may_start: bool = False) -> None:
         loop = asyncio.get_running_loop()
         ended: asyncio.Future[End] = loop.create_future()
-        live = self._live[launch.id] = _Live(launch, served, feed, ended)
+        self._live[launch.id] = live = _Live(launch, served, feed, ended, may_start)
 
         def on_end(end: End) -> None:
             with contextlib.suppress(RuntimeError):  # the loop is closing
                 loop.call_soon_threadsafe(_settle, ended, end)
 
-        live.follower = Follower(served.host, launch, feed, on_end)
+        live.follower = Follower(served.host, launch, feed, on_end, lambda: live.may_start)
 
     # -- end ----------------------------------------------------------------------------------
 
@@ -212,6 +224,7 @@ class DockerRuntime:
         if live is None:
             return
         name, host = live.name, live.served.host
+        live.may_start = False
         with contextlib.suppress(HostAway, APIError):
             if launch.hears_intents:
                 tar = archive({INTENT_FILE: intent.encode()})
@@ -242,31 +255,40 @@ class DockerRuntime:
         pulses = [served.pulse for served in self._hosts.values()]
         await asyncio.gather(*(asyncio.to_thread(pulse.first.wait, FIRST_LOOK_S) for pulse in pulses))
         found = []
-        for _, entered in self._book.open_attempts():
-            if entered.container is not None and entered.id not in self._live:
-                found.append(await self._look_for(entered))
-        for served in self._hosts.values():
-            with contextlib.suppress(HostAway, APIError):
-                for seen in await served.host.call(served.pulse.ours):
-                    carried = words.launch_seen(seen)
-                    if carried and self._is_news(carried) and seen["State"] != "created":
-                        found.append(await self._adopt(carried, served))
+        async with self._adopting:
+            for _, entered in self._book.open_attempts():
+                if entered.container is not None and self._is_news(entered):
+                    found.append(await self._look_for(entered))
+            for served in list(self._hosts.values()):
+                with contextlib.suppress(HostAway, APIError):
+                    for seen in await served.host.call(served.pulse.ours):
+                        carried = words.launch_seen(seen)
+                        if carried and self._is_news(carried) and seen["State"] != "created":
+                            found.append(await self._adopt(carried, served))
+        self._has_searched = True
         return found
 
     async def _look_for(self, launch: Launch) -> Found:
         """What became of an attempt that an earlier worker entered in the book."""
+        gone = Found(launch, Attempt(launch, "", time.time()), alive=False)
+        never = Found(launch, None, alive=False)
         served = self._of(launch.node)
         if served is None:
-            return Found(launch, Attempt(launch, "", time.time()), alive=False)  # no longer listed
+            return gone  # its host is no longer listed
         try:
             seen = await served.host.call(lambda api: api.inspect_container(words.name_of(launch)))
-            if not has_started(seen):  # its worker died in between; whoever comes next makes a new one
+            ours = words.is_of(launch, self.installation, seen["Config"].get("Labels") or {})
+            if ours and not has_started(
+                seen
+            ):  # its worker died in between; whoever comes next makes a new one
                 await self._remove(served.host, seen["Id"])
-                return Found(launch, None, alive=False)
+                return never
         except NotFound:
-            return Found(launch, None, alive=False)
+            ours = False
         except (HostAway, APIError):
-            pass
+            ours = True
+        if not ours:
+            return gone if (self._book.folder(launch) / STARTING).exists() else never
         return await self._adopt(launch, served)
 
     def _is_news(self, launch: Launch) -> bool:
@@ -278,14 +300,12 @@ class DockerRuntime:
         self._launching.add(launch.id)
         with contextlib.suppress(FileExistsError, LaunchError):
             self._book.enter(launch)
-        feed = Feed(launch, self._book.folder(launch), quiet=launch.hears_intents)
+        feed = Feed(launch, self._book.folder(launch), quiet=launch.hears_intents, adopted=True)
         started, alive = time.time(), True
         with contextlib.suppress(HostAway, APIError):
             seen = await served.host.call(lambda api: api.inspect_container(words.name_of(launch)))
             alive = bool(seen["State"]["Running"])
             started = nanoseconds(seen["State"]["StartedAt"]) / 1e9 or started
-        with contextlib.suppress(Exception):  # a server that is away: lines may then come twice
-            await feed.resume(self._pump.sink)
         self._pump.add(launch.id, feed)
         self._follow(launch, served, feed)
         self._launching.discard(launch.id)
@@ -296,7 +316,7 @@ class DockerRuntime:
         served = next((each for each in self._hosts.values() if each.host is host), None)
         if served is None:
             return
-        if self._may_act() and not beat.trouble:
+        if not beat.trouble and self._has_searched and self._may_act():
             for seen in beat.containers:
                 if launch := words.launch_seen(seen):
                     self._see_to_it(launch, served, seen)
@@ -315,13 +335,15 @@ class DockerRuntime:
         elif launch.id not in self._live and launch.id not in self._launching:
             # Its end has been noted. If it still runs it was judged lost, and its devices are others' now.
             with contextlib.suppress(OSError):
-                ended = (self._book.ended / launch.id).stat().st_mtime
+                ended = (self._book.ended / launch.id).stat().st_ctime  # when it was moved there
                 if seen["State"] == "running" or time.time() - ended > self._rules.keep_seconds:
                     self._see_to(remove())
 
     async def _tell_of(self, launch: Launch, served: _Served) -> None:
-        if self._is_news(launch):
-            self._on_found(await self._adopt(launch, served))
+        async with self._adopting:
+            found = await self._adopt(launch, served) if self._is_news(launch) else None
+        if found:
+            self._on_found(found)
 
     async def _remove(self, host: Host, container: str) -> None:
         with contextlib.suppress(HostAway, APIError):
