@@ -20,7 +20,8 @@ from gpu_flows.job_container import ENTRY, command_line, container_of, environme
 from gpu_flows.job_variables import GpuJobConfiguration
 from gpu_flows.prefect_private import load_directly
 from gpu_flows.run_states import RunStates, could_not_launch, refused
-from gpu_flows.runtimes.base import Attempt, End, Intent, Launch, LaunchError, Refused
+from gpu_flows.runtimes.base import Attempt, End, Intent, Launch, LaunchError, Mount, Refused
+from gpu_flows.runtimes.docker.rules import resolve
 from gpu_flows.schedulers.model import Job, Reason, Start
 
 ENGINE = (sys.executable, "-m", "gpu_flows.runtimes.entry")
@@ -118,13 +119,18 @@ class PrefectDesk:
             secrets=secrets,
             login=await self._intake.login(configuration.registry_credentials),
         )
+        root = configuration.checkpoint_root
+        if root:  # one that all hosts see, as the pool's rules have it
+            rules, files_are_here = self._intake.container_rules
+            resolve(Mount(root, "/checkpoints"), rules.mount_roots, files_are_here)
+            container = replace(container, shares_checkpoints=True)
         return replace(
             launch,
             command=command,
             env=env,
             hears_intents=speaks,
             container=container,
-            checkpoints=self._directory(launch.job.id, configuration.checkpoint_root),
+            checkpoints=self._directory(launch.job.id, root),
         )
 
     def _directory(self, job_id: str, root: str) -> str:

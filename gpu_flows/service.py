@@ -111,6 +111,7 @@ class PoolService:
             on_found=lambda found: self.dispatcher.adopt(found),
             on_host=self._hear_of_host,
             may_act=lambda: self.dispatcher.active,
+            comes_back=self.belongings.expects,
         )
 
     # -- life ---------------------------------------------------------------------------------

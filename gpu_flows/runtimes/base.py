@@ -47,6 +47,7 @@ class Container:
     mounts: tuple[Mount, ...] = ()
     secrets: dict[str, str] = field(default_factory=dict, repr=False)  # reach the container as files
     login: Login | None = None
+    shares_checkpoints: bool = False  # under a root that all hosts see
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,6 +71,11 @@ class Book:
         """Whether this attempt's end has been noted."""
         return (self.ended / attempt).exists()
 
+    def past(self, attempt: str) -> Launch | None:
+        """What was launched as this attempt, if its end has been noted."""
+        folder = self.ended / attempt
+        return read(folder) if folder.exists() else None
+
     def close(self, launch: Launch) -> None:
         """Its end has been noted everywhere."""
         with contextlib.suppress(OSError):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import tarfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
@@ -14,12 +14,14 @@ from docker.types import DeviceRequest, LogConfig
 from docker.types import Mount as DockerMount
 
 from gpu_flows.blocks.docker import ContainerRules, DockerHost
+from gpu_flows.checkpoints import contract
 from gpu_flows.docker_host import Access, Host
-from gpu_flows.runtimes.base import Container, Launch, LaunchError, device_environment
+from gpu_flows.runtimes.base import Container, Launch, LaunchError, Mount, device_environment
 from gpu_flows.runtimes.book import restored, stored
 from gpu_flows.runtimes.docker.rules import OURS, resolve, tagged
 
 SECRETS = f"{OURS}/secrets"
+CHECKPOINTS = f"{OURS}/checkpoints"
 INSTALLATION = "gpu-flows.installation"
 _LAUNCH = "gpu-flows.launch"
 _HERE = ("localhost", "127.0.0.1", "::1", "0.0.0.0")
@@ -72,15 +74,21 @@ def launch_seen(seen: Mapping[str, Any]) -> Launch | None:
 
 
 def arguments(
-    api: APIClient, launch: Launch, installation: str, host: Host, rules: ContainerRules
+    api: APIClient,
+    launch: Launch,
+    installation: str,
+    host: Host,
+    rules: ContainerRules,
+    ours: Sequence[Mount] = (),
 ) -> dict[str, Any]:
-    """What `create_container` is called with."""
+    """What `create_container` is called with. `ours` are mounts that no rule is needed for."""
     container = launch.container
     assert container is not None
     access = access_of(host, launch)
     env, extra_hosts = _environment(launch, container, host.settings, rules, access)
     memory = (container.memory_mb or round(1024 * rules.most_memory_gb)) * _MB
     mounts = [resolve(mount, rules.mount_roots, host.settings.is_here) for mount in container.mounts]
+    mounts += ours
     return {
         "image": tagged(container.image),
         "name": name_of(launch),
@@ -140,6 +148,8 @@ def _environment(
     env |= device_environment(launch)
     if launch.hears_intents:
         env["GPU_FLOWS_ATTEMPT_FOLDER"] = OURS
+    if launch.checkpoints:
+        env[contract.DIRECTORY] = CHECKPOINTS
     if access == "cdi":  # the devices come another way; an NVIDIA runtime must not add its own
         env["NVIDIA_VISIBLE_DEVICES"] = "void"
     return env, extra_hosts

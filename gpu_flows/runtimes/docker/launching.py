@@ -8,7 +8,7 @@ repeated changes nothing. So each step can be asked again until its outcome is k
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -19,7 +19,7 @@ from docker.errors import APIError, ImageNotFound, NotFound
 
 from gpu_flows.blocks.docker import ContainerRules
 from gpu_flows.docker_host import Host, HostAway, archive
-from gpu_flows.runtimes.base import Launch, LaunchError, NodeAway, NotWanted
+from gpu_flows.runtimes.base import Launch, LaunchError, Mount, NodeAway, NotWanted
 from gpu_flows.runtimes.docker import container as words
 from gpu_flows.runtimes.docker.images import pull
 from gpu_flows.runtimes.docker.rules import check
@@ -42,6 +42,7 @@ def bring_up(
     still_wanted: Callable[[], bool],
     before_start: Callable[[], None],
     say: Say,
+    ours: Sequence[Mount] = (),
 ) -> None:
     """Until the container runs. Raises LaunchError, NodeAway or NotWanted when nothing of it runs, Unanswered
     when nobody can tell. Once `before_start` has been called, something may run. Blocks."""
@@ -55,7 +56,7 @@ def bring_up(
     try:
         if container.pull == "always":
             pull(host, container.image, container.login, still_wanted, say)
-        made = _create(host, launch, installation, rules, still_wanted, say)
+        made = _create(host, launch, installation, rules, still_wanted, say, ours)
         if made.has_run:
             return
         _fill(host, launch)
@@ -89,13 +90,14 @@ def _create(
     rules: ContainerRules,
     still_wanted: Callable[[], bool],
     say: Say,
+    ours: Sequence[Mount],
 ) -> Made:
     """The attempt's container, made now or before."""
     container = launch.container
     assert container is not None
 
     def create(api: APIClient) -> str:
-        told = words.arguments(api, launch, installation, host, rules)
+        told = words.arguments(api, launch, installation, host, rules, ours)
         try:
             return str(api.create_container(**told)["Id"])
         except ImageNotFound:

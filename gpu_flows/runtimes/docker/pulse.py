@@ -55,6 +55,10 @@ class Pulse:
         self._asked = threading.Event()
         threading.Thread(target=self._run, name=f"pulse-{host.name}", daemon=True).start()
 
+    def silent_s(self) -> float:
+        """For how long the host has been down."""
+        return time.monotonic() - self.down_since if self.down_since else 0.0
+
     def ask_now(self) -> None:
         """Somebody has reason to doubt the host."""
         self._asked.set()

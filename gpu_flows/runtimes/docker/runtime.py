@@ -22,8 +22,9 @@ from docker.errors import APIError, NotFound
 
 from gpu_flows.blocks.docker import ContainerRules, DockerHost
 from gpu_flows.docker_host import Host, HostAway, archive
-from gpu_flows.runtimes.base import Attempt, End, Found, Intent, Launch, LaunchError, NodeAway
-from gpu_flows.runtimes.book import Book
+from gpu_flows.runtimes.base import Attempt, End, Found, Intent, Launch, LaunchError, NodeAway, attempt_id
+from gpu_flows.runtimes.book import Book, write
+from gpu_flows.runtimes.docker import checkpoints
 from gpu_flows.runtimes.docker import container as words
 from gpu_flows.runtimes.docker.follower import Follower, nanoseconds
 from gpu_flows.runtimes.docker.launching import Unanswered, bring_up, has_started
@@ -71,7 +72,8 @@ class _Live:
 
 class DockerRuntime:
     """`on_found` hears of attempts that come to light later than `find`, `on_host` of hosts that went down
-    (with the reason) or came up (without). Only who `may_act` for the pool adopts and clears away."""
+    (with the reason) or came up (without). Only who `may_act` for the pool adopts and clears away; a job
+    that `comes_back` finds its last container still there."""
 
     def __init__(
         self,
@@ -81,8 +83,10 @@ class DockerRuntime:
         on_found: Callable[[Found], None] = lambda found: None,
         on_host: Callable[[str, str], None] = lambda name, trouble: None,
         may_act: Callable[[], bool] = lambda: True,
+        comes_back: Callable[[str], bool] = lambda job_id: False,
     ) -> None:
         self._book, self.installation, self._may_act = book, installation, may_act
+        self._comes_back = comes_back
         self._on_found, self._on_host = on_found, on_host
         self._pump = Pump(sink)
         self._hosts: dict[str, _Served] = {}  # by name
@@ -179,8 +183,46 @@ class DockerRuntime:
         return _attempt(launch, served, started)
 
     def _bring_up(self, host: Host, launch: Launch, still_wanted: Callable[[], bool], feed: Feed) -> None:
-        note = self._book.folder(launch) / STARTING
-        bring_up(host, launch, self.installation, self._rules, still_wanted, note.touch, partial(_say, feed))
+        say, mounted = partial(_say, feed), checkpoints.mount_of(launch, host)
+
+        def before_start() -> None:
+            if launch.checkpoints:
+                self._bring_checkpoints(host, launch, say)
+            (self._book.folder(launch) / STARTING).touch()
+
+        ours = [mounted] if mounted else []
+        bring_up(host, launch, self.installation, self._rules, still_wanted, before_start, say, ours)
+
+    def _bring_checkpoints(self, host: Host, launch: Launch, say: Callable[[str], None]) -> None:
+        """What the attempt before kept, unless both see the same directory."""
+        mounted = checkpoints.is_mounted(launch, host)
+        if not mounted:
+            checkpoints.make_room(host, launch)
+        former = self._former(launch)
+        if former is None:
+            return
+        served, before = former
+        if mounted and checkpoints.is_mounted(before, served.host):
+            return
+        silent = served.pulse.silent_s()
+        try:
+            if silent <= self._rules.lost_after_seconds and checkpoints.bring(
+                before, served.host, launch, host
+            ):
+                say(f"Its checkpoints were brought over from host {served.host.name}.")
+                return
+        except HostAway as error:
+            raise NodeAway(f"its checkpoints are on host {served.host.name}: {error}") from error
+        say(f"What it had saved on host {served.host.name} is gone; it starts from the beginning.")
+
+    def _former(self, launch: Launch) -> tuple[_Served, Launch] | None:
+        """The last attempt of the job that ran in a container, and where."""
+        for number in range(launch.attempt - 1, 0, -1):
+            before = self._book.past(attempt_id(launch.job.id, number))
+            started = before and (self._book.ended / before.id / STARTING).exists()
+            if before and started and before.container and (served := self._of(before.node)):
+                return served, before
+        return None
 
     def _follow(self, launch: Launch, served: _Served, feed: Feed, may_start: bool = False) -> None:
         loop = asyncio.get_running_loop()
@@ -204,15 +246,23 @@ class DockerRuntime:
             end = replace(end, peak_memory_mb=vitals.peak_memory_mb)
         if live.feed.quiet and (end.exit_code or end.lost):
             live.feed.reveal()
+        if live.launch.checkpoints and not end.lost:
+            await self._fetch_journal(live)
         await self._pump.drain(live.launch.id, DRAIN_S)
         return end
+
+    async def _fetch_journal(self, live: _Live) -> None:
+        host = live.served.host
+        if not checkpoints.is_mounted(live.launch, host):
+            with contextlib.suppress(HostAway, APIError):
+                await host.run(partial(checkpoints.fetch_journal, host, live.launch))
 
     async def _end_or_loss(self, live: _Live) -> End:
         """Its end; or, when its host has been silent for too long, that it is lost."""
         pulse = live.served.pulse
         while not live.ended.done():
             await asyncio.wait({live.ended}, timeout=1.0)
-            silent = time.monotonic() - pulse.down_since if pulse.down_since else 0.0
+            silent = pulse.silent_s()
             if not live.ended.done() and silent > self._rules.lost_after_seconds:
                 detail = f"{pulse.trouble} (for {silent:.0f} s). What became of the job is not known."
                 return End(detail=detail, lost=True)
@@ -225,13 +275,20 @@ class DockerRuntime:
             return
         name, host = live.name, live.served.host
         live.may_start = False
-        with contextlib.suppress(HostAway, APIError):
-            if launch.hears_intents:
-                tar = archive({INTENT_FILE: intent.encode()})
-                await host.call(lambda api: api.put_archive(name, OURS, tar))
-            heard = "SIGUSR1" if launch.hears_intents else "SIGTERM"
-            await host.call(lambda api: api.kill(name, heard))
-        await asyncio.wait({live.ended}, timeout=launch.grace_s)
+        asked = self._book.folder(launch) / INTENT_FILE
+        # One that a worker before us asked is not asked again: that might cut its saving short.
+        since = asked.stat().st_mtime if asked.exists() else time.time()
+        if not asked.exists():
+            with contextlib.suppress(OSError):
+                write(asked, intent)
+            with contextlib.suppress(HostAway, APIError):
+                if launch.hears_intents:
+                    tar = archive({INTENT_FILE: intent.encode()})
+                    await host.call(lambda api: api.put_archive(name, OURS, tar))
+                heard = "SIGUSR1" if launch.hears_intents else "SIGTERM"
+                await host.call(lambda api: api.kill(name, heard))
+        left = launch.grace_s - max(0.0, time.time() - since)
+        await asyncio.wait({live.ended}, timeout=max(0.0, left))
         while not live.ended.done() and launch.id in self._live:
             with contextlib.suppress(HostAway, APIError):
                 await host.call(lambda api: api.kill(name, "SIGKILL"))
@@ -336,8 +393,17 @@ class DockerRuntime:
             # Its end has been noted. If it still runs it was judged lost, and its devices are others' now.
             with contextlib.suppress(OSError):
                 ended = (self._book.ended / launch.id).stat().st_ctime  # when it was moved there
-                if seen["State"] == "running" or time.time() - ended > self._rules.keep_seconds:
+                old = time.time() - ended > self._rules.keep_seconds and not self._is_needed(launch)
+                if seen["State"] == "running" or old:
                     self._see_to(remove())
+
+    def _is_needed(self, launch: Launch) -> bool:
+        """Whether the job will go on from what is in this container: it has left, and has not run since."""
+        later = range(launch.attempt + 1, self._book.attempts_of(launch.job.id) + 1)
+        names = [attempt_id(launch.job.id, number) for number in later]
+        homes = (self._book.ended, self._book.attempts)
+        has_run_since = any((home / name / STARTING).exists() for name in names for home in homes)
+        return self._comes_back(launch.job.id) and not has_run_since
 
     async def _tell_of(self, launch: Launch, served: _Served) -> None:
         async with self._adopting:
