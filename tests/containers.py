@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
+import time
 import uuid
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from docker_hosts.daemon import Daemon
 
 from gpu_flows.blocks import ContainerRules, DockerHost
-from gpu_flows.runtimes.base import Container, Launch
+from gpu_flows.runtimes.base import Container, End, Launch
 from gpu_flows.runtimes.book import Book
 from gpu_flows.runtimes.docker.output import Line
 from gpu_flows.runtimes.docker.runtime import DockerRuntime
 from gpu_flows.schedulers.model import Device, Job
 
+T = TypeVar("T")
 _numbers = itertools.count(1)
 
 
@@ -63,6 +67,33 @@ def runtime_on(folder: Path, *hosts: DockerHost, sink: Heard | None = None, **mo
     runtime = DockerRuntime(Book(folder), more.pop("installation", "test"), sink or Heard(), **more)
     runtime.serve(hosts, rules, serves_all=False)
     return runtime
+
+
+@asynccontextmanager
+async def serving(folder: Path, *hosts: DockerHost, **more: Any) -> AsyncIterator[DockerRuntime]:
+    """A runtime that has looked round, as a worker that serves has."""
+    runtime = runtime_on(folder, *hosts, **more)
+    try:
+        await runtime.find()
+        yield runtime
+    finally:
+        await runtime.close()
+
+
+async def run(runtime: DockerRuntime, launch: Launch) -> End:
+    """From launch to end, as the dispatcher does it."""
+    end = await runtime.wait(await runtime.launch(launch))
+    runtime.forget(launch)
+    return end
+
+
+async def soon(look: Callable[[], T], what: str, patience_s: float = 60.0) -> T:
+    """The first truthy answer. Patience is a safety net for a slow machine, not an expectation."""
+    deadline = time.monotonic() + patience_s
+    while not (answer := await asyncio.to_thread(look)):
+        assert time.monotonic() < deadline, f"still not so after {patience_s:.0f} s: {what}"
+        await asyncio.sleep(0.1)
+    return answer
 
 
 def told(list_: list[Any]) -> Callable[..., None]:
