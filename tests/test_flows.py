@@ -279,7 +279,7 @@ def test_importing_the_flows_costs_no_torch_and_its_absence_is_explained() -> No
         import gpu_flows.flows.command, gpu_flows.flows.train as flow
         assert "duckdb" not in sys.modules
         try:
-            flow._training_loop()
+            flow._need_torch()
         except RuntimeError as error:
             print(error)
     """
@@ -334,10 +334,10 @@ def test_train_reports_progress_and_result(prefect_server: str, monkeypatch: pyt
     artifacts = artifacts_of(state.state_details.flow_run_id)
     card = artifacts["training-progress"]
     assert card.data == 100
-    assert re.fullmatch(r"epoch 1/100 loss [\d.]+, [\d,]+ samples/s", card.description)
+    assert re.fullmatch(r"epoch 1/100 loss [\d.]+ accuracy \d+%, [\d,]+ samples/s", card.description)
     assert "| Work | 25 steps, 1,600 samples, epoch 1 |" in artifacts["training-result"].data
     messages = logs_of(state.state_details.flow_run_id)
-    assert any("cut into 2 parts" in message for message in messages)
+    assert any("in 2 processes, one per device" in message for message in messages)
     assert any("stopped by steps" in message for message in messages)
 
 
