@@ -226,7 +226,8 @@ SCRIPT = """
         ("os.fsync = lambda file: (_ for _ in ()).throw(OSError('disk full'))", -signal.SIGTERM, []),
         # A child that was forked with our handler in it dies of SIGTERM as any other.
         (
-            "child = os.fork(); child or [time.sleep(0.01) for _ in iter(int, 1)]; "
+            "ready, alive = os.pipe(); child = os.fork(); "
+            "child or (os.write(alive, b'!'), [time.sleep(0.01) for _ in iter(int, 1)]); os.read(ready, 1); "
             "os.kill(child, signal.SIGTERM); assert os.waitpid(child, 0)[1] == signal.SIGTERM",
             contract.CHECKPOINTED,
             [("saved", 4), ("left", 4)],
@@ -304,6 +305,16 @@ def test_no_pickle_is_obeyed_even_when_its_seal_is_whole(tmp_path: Path, wrap: A
     with resumable(directory, model=loop.model, optimizer=loop.optimizer) as run:
         assert run.step == 2
     assert not mark.exists()
+
+
+def test_a_wrapped_model_is_saved_as_itself(tmp_path: Path) -> None:
+    """So that a job may come back with another number of devices."""
+    model = torch.nn.Linear(2, 2)
+    with resumable(tmp_path, model=torch.nn.DataParallel(model)) as run:
+        run.save()
+    other = torch.nn.Linear(2, 2)
+    with resumable(tmp_path, model=other):
+        assert torch.equal(other.weight, model.weight)
 
 
 def test_processes_that_have_not_met_may_not_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,13 @@ import pytest
 torch = pytest.importorskip("torch", reason="needs gpu-flows[train]")
 
 from gpu_flows.checkpoints import contract  # noqa: E402
+from gpu_flows.flows import several  # noqa: E402
+from gpu_flows.flows.command import Command, CommandError, Outcome  # noqa: E402
+from gpu_flows.training import launch  # noqa: E402
 from gpu_flows.training.config import TrainConfig  # noqa: E402
 from gpu_flows.training.loop import train  # noqa: E402
-from gpu_flows.training.reports import Progress  # noqa: E402
+from gpu_flows.training.registry import models  # noqa: E402
+from gpu_flows.training.reports import Diverged, Progress  # noqa: E402
 
 # The last batch of each epoch has one sample: one of the processes has none then.
 CONFIG = TrainConfig(
@@ -31,7 +36,7 @@ CONFIG = TrainConfig(
 class Processes:
     """A training started as the flow starts it."""
 
-    def __init__(self, config: TrainConfig, folder: Path, every_step: bool = True) -> None:
+    def __init__(self, config: TrainConfig, folder: Path) -> None:
         self.reports = folder / "reports.jsonl"
         self.reports.touch()
         environment = {**os.environ, contract.DIRECTORY: str(folder / "checkpoints")}
@@ -100,21 +105,19 @@ def test_a_job_goes_on_with_another_number_of_processes(
 
 
 SCRIPT = """
-    import sys, torch, torch.distributed
-    from torch.nn.parallel import DistributedDataParallel
+    import os, signal, sys, torch, torch.distributed
     from gpu_flows.checkpoints import resumable
 
     torch.distributed.init_process_group("gloo")
     rank = torch.distributed.get_rank()
-    model = DistributedDataParallel(torch.nn.Linear(1, 1))
-    torch.manual_seed(rank)
-    with resumable(sys.argv[1], model=model) as run:
+    with resumable(sys.argv[1], model=torch.nn.Linear(1, 1)) as run:
+        if run.step == 0:
+            torch.manual_seed(rank)
         for step in run.steps(5):
-            run.values["drawn"] = run.values.get("drawn", 0) + torch.rand(()).item()
-            if step == 2 and rank == 1 and len(sys.argv) > 2:
-                import os, signal
+            torch.rand(())
+            if step == 2 and rank == 1:
                 os.kill(os.getpid(), signal.SIGTERM)
-    print(f"process {rank} drew", torch.rand(()).item(), flush=True)
+    os.write(1, f"process {rank} drew {torch.rand(()).item()}\\n".encode())  # in one piece
 """
 
 
@@ -123,60 +126,114 @@ def test_a_script_of_ones_own_under_torchrun_leaves_and_comes_back(tmp_path: Pat
     """Only one of its processes is asked to stop; all stop at the same step, each with its random numbers."""
     script = tmp_path / "script.py"
     script.write_text(textwrap.dedent(SCRIPT))
-    torchrun = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node",
-        "2",
-        script,
-    ]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     checkpoints = tmp_path / "checkpoints"
-
-    def run(*more: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run([*torchrun, *more], capture_output=True, text=True, check=False)
-
-    stopped = run(str(checkpoints), "stop")
+    stopped, resumed = (
+        subprocess.run([*torchrun, script, checkpoints], capture_output=True, text=True, check=False)
+        for _ in range(2)
+    )
     assert (stopped.returncode, stopped.stdout) == (1, ""), stopped.stderr  # torchrun's code; ours is lost
     assert [(entry.event, entry.step) for entry in contract.journal(checkpoints)] == [
-        ("saved", 3),
-        ("left", 3),
+        *[("saved", 3), ("left", 3)],
+        ("restored", 3),
+    ]
+    assert resumed.returncode == 0, resumed.stderr
+    assert sorted(resumed.stdout.splitlines()) == [
+        f"process {rank} drew {sixth_draw(rank)}" for rank in (0, 1)
     ]
 
-    resumed, undisturbed = run(str(checkpoints)), run(str(tmp_path / "other"))
-    assert resumed.returncode == 0, resumed.stderr
-    assert sorted(resumed.stdout.splitlines()) == sorted(undisturbed.stdout.splitlines())
-    assert len(set(resumed.stdout.splitlines())) == 2
+
+def sixth_draw(seed: int) -> float:
+    generator = torch.Generator().manual_seed(seed)
+    return float([torch.rand((), generator=generator) for _ in range(6)][-1])
 
 
-@pytest.mark.slow
-def test_a_model_of_ones_own_is_known_to_the_processes_too(tmp_path: Path) -> None:
-    """And one that diverges says so through them."""
-    own = tmp_path / "own.py"
-    own.write_text(
+# ---- what the flow makes of them
+
+
+@pytest.fixture
+def processes_tell(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Command]]:
+    """Stand-ins for the processes, which report these lines and end with that code."""
+
+    def tell(*reports: dict[str, Any], exit_code: int = 0) -> list[Command]:
+        started: list[Command] = []
+
+        def run(command: Command, emit: Callable[[str], None]) -> Outcome:
+            started.append(command)
+            file = Path(command.arguments[command.arguments.index("--reports") + 1])
+            file.write_text("".join(json.dumps(report) + "\n" for report in reports))
+            return Outcome(exit_code, 1.0, 1, ("last words",))
+
+        monkeypatch.setattr(several, "run_command", run)
+        return started
+
+    return tell
+
+
+def test_progress_and_result_come_back_from_the_processes(
+    processes_tell: Callable[..., list[Command]],
+) -> None:
+    own: list[Progress] = []
+    result = train(TrainConfig(samples=16, steps=2), own.append)
+    reports = [
+        {"note": "on two"},
+        *({"progress": asdict(each)} for each in own),
+        {"result": result.as_dict()},
+    ]
+    started = processes_tell(*reports)
+    seen: list[Progress] = []
+    said: list[str] = []
+    assert several.train_in_processes(TrainConfig(), 2, seen.append, said.append) == result
+    assert (seen, said) == (own, ["on two"])
+    assert started[0].arguments[1:4] == ["-m", "gpu_flows.training.launch", "2"]
+    assert "--source" not in started[0].arguments
+
+
+def test_processes_have_less_time_to_leave_than_the_flow_has(
+    processes_tell: Callable[..., list[Command]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(contract.GRACE, "20")
+    started = processes_tell(exit_code=1)
+    with pytest.raises(CommandError, match="exit code 1"):
+        several.train_in_processes(TrainConfig(), 2, print, print)
+    assert started[0].grace_seconds < 20
+    assert int(started[0].environment["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"]) < started[0].grace_seconds
+
+
+def test_a_training_that_diverges_in_its_processes_says_so(
+    processes_tell: Callable[..., list[Command]],
+) -> None:
+    processes_tell({"diverged": "the loss became nan"}, exit_code=1)
+    with pytest.raises(Diverged, match="the loss became nan"):
+        several.train_in_processes(TrainConfig(), 2, print, print)
+
+
+def test_a_model_of_ones_own_is_made_known_to_the_processes(
+    tmp_path: Path, processes_tell: Callable[..., list[Command]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "own.py"
+    file.write_text(
         textwrap.dedent("""
-            import torch
-            from gpu_flows.training import Recipe, register
+            from gpu_flows.training import register
 
-            @register("hopeless")
-            def hopeless(size, samples):
-                "Learns nothing."
-                rows = torch.zeros(samples, 1)
-                return Recipe(torch.nn.Linear(1, 1), rows, rows, lambda out, _: out.mean() * float("nan"))
-
-            if __name__ == "__main__":
-                from gpu_flows.flows.several import train_in_processes
-                from gpu_flows.training.config import TrainConfig
-                from gpu_flows.training.reports import Diverged
-                try:
-                    train_in_processes(TrainConfig(model="hopeless"), 2, print, lambda line: None)
-                except Diverged as diverged:
-                    print("diverged:", diverged)
+            @register("own")
+            def own(size, samples):
+                "A model of one's own."
         """)
     )
-    done = subprocess.run([sys.executable, own], capture_output=True, text=True, check=True)
-    assert "diverged: the loss of hopeless became nan at step 1. Lower the learning rate" in done.stdout
+    launched: list[str] = []
+    monkeypatch.setattr(launch, "launch", lambda processes, config, reports: launched.append(config))
+    launch._import_file(str(file), "own")  # as a script with a flow of one's own would
+    try:
+        started = processes_tell(exit_code=1)
+        with pytest.raises(CommandError):
+            several.train_in_processes(TrainConfig(model="own"), 2, print, print)
+        models.forget("own")
+        monkeypatch.setattr(sys, "argv", started[0].arguments[2:])  # in a process that does not know it
+        launch.main()
+        assert TrainConfig.model_validate_json(launched[0]).model == "own"
+    finally:
+        models.forget("own")
 
 
 def wait_until(look: Callable[[], bool]) -> None:

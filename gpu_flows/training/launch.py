@@ -20,13 +20,14 @@ import json
 import os
 import signal
 import sys
+import tempfile
 import time
 from dataclasses import asdict
 from pathlib import Path
 
 import torch
 import torch.distributed
-from torch.distributed.elastic.multiprocessing.api import SignalException
+from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs, SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
@@ -60,26 +61,28 @@ def launch(processes: int, config: str, reports: str) -> None:
     on_cuda = torch.cuda.device_count()
     if not on_cuda:
         importlib.import_module("torch._dynamo")  # once, before the fork: DistributedDataParallel needs it
-    launcher = elastic_launch(
-        LaunchConfig(
-            min_nodes=1,
-            max_nodes=1,
-            nproc_per_node=min(processes, on_cuda or processes),
-            run_id=str(os.getpid()),
-            rdzv_backend="c10d",
-            rdzv_endpoint="localhost:0",
-            local_addr="localhost",
-            max_restarts=0,
-            start_method="spawn" if on_cuda else "fork",
-        ),
-        train_here,
-    )
-    try:
-        launcher(config, reports)
-    except (SignalException, ChildFailedError):
-        if _has_left_since(began):
-            sys.exit(contract.CHECKPOINTED)
-        raise
+    with tempfile.TemporaryDirectory(prefix="gpu-flows-launch-") as folder:
+        launcher = elastic_launch(
+            LaunchConfig(
+                min_nodes=1,
+                max_nodes=1,
+                nproc_per_node=min(processes, on_cuda or processes),
+                run_id=str(os.getpid()),
+                rdzv_backend="c10d",
+                rdzv_endpoint="localhost:0",
+                local_addr="localhost",
+                max_restarts=0,
+                start_method="spawn" if on_cuda else "fork",
+                logs_specs=DefaultLogsSpecs(log_dir=folder),
+            ),
+            train_here,
+        )
+        try:
+            launcher(config, reports)
+        except (SignalException, ChildFailedError):
+            if _has_left_since(began):
+                sys.exit(contract.CHECKPOINTED)
+            raise
 
 
 def train_here(config: str, reports: str) -> None:
