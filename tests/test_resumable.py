@@ -12,6 +12,7 @@ import textwrap
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,8 +20,8 @@ import pytest
 torch = pytest.importorskip("torch", reason="needs gpu-flows[train]")
 import numpy  # noqa: E402
 
-from gpu_flows.checkpoints import CheckpointError, Resumable, contract, resumable  # noqa: E402
-from gpu_flows.checkpoints.store import Store  # noqa: E402
+from gpu_flows.checkpoints import CheckpointError, Resumable, contract, resumable, store  # noqa: E402
+from gpu_flows.checkpoints.store import Content, Store  # noqa: E402
 from gpu_flows.training.adam import Adam  # noqa: E402
 
 SAVE_ALWAYS = 0.0
@@ -245,18 +246,27 @@ def test_a_bare_script_says_with_its_exit_code_that_it_has_saved(
     assert events(tmp_path) == journal
 
 
-def test_a_failed_save_is_no_reason_to_stop(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("full_after", [0, 1, 5, 9])
+def test_a_full_disk_is_no_reason_to_stop(
+    full_after: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def full_disk(file: int) -> None:
-        raise OSError("no space left on device")
+    class FullDisk(Content):
+        def __init__(self, file: Any) -> None:
+            super().__init__(self)  # type: ignore[arg-type]
+            self.disk, self.left = file, full_after
+            self._file = SimpleNamespace(write=self.write_some)  # type: ignore[assignment]
+
+        def write_some(self, some: bytes) -> int:
+            self.left -= 1
+            if self.left < 0:
+                raise OSError("no space left on device")
+            return int(self.disk.write(some))
 
     with monkeypatch.context() as patched:
-        patched.setattr(os, "fsync", full_disk)
-        loop = Loop()
-        loop.run(tmp_path, every_s=SAVE_ALWAYS, steps=2)
+        patched.setattr(store, "Content", FullDisk)
+        Loop().run(tmp_path, every_s=SAVE_ALWAYS, steps=2)
     assert "no checkpoint at step 1: no space left on device. Make room" in caplog.text
-    assert events(tmp_path) == []
+    assert list(tmp_path.iterdir()) == []
 
 
 # ---- what does not fit, and what is not safe
@@ -280,6 +290,9 @@ def test_what_could_not_be_loaded_again_is_known_at_the_first_checkpoint(tmp_pat
         with pytest.raises(
             CheckpointError, match=r"could not be loaded again: .* Keep numbers, text, tensors"
         ):
+            run.save()
+        run.values["where"] = lambda: None
+        with pytest.raises(CheckpointError, match=r"cannot be saved: .* Keep numbers, text, tensors"):
             run.save()
 
 

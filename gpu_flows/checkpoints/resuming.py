@@ -19,6 +19,7 @@ from __future__ import annotations
 import io
 import logging
 import os
+import pickle
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -34,6 +35,10 @@ from gpu_flows.checkpoints.store import KEEP, Content, Saved, Store, Unfit
 log = logging.getLogger(__name__)
 
 EVERY_S = 60.0
+
+_WHAT_CAN_BE_KEPT = (
+    "Keep numbers, text, tensors, and lists and dicts of them in `values` and in what state_dict() answers."
+)
 
 
 class Stateful(Protocol):
@@ -135,6 +140,8 @@ class Resumable:
         except OSError as error:
             log.warning("no checkpoint at step %d: %s. Make room in %s.", self.step, error, self.directory)
             return False
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            raise CheckpointError(f"this state cannot be saved: {error}. {_WHAT_CAN_BE_KEPT}") from error
         if not self._loads_safely:
             self._prove(saved)
         self._saved_step = self.step
@@ -187,8 +194,9 @@ class Resumable:
             self._store = None
 
     def _leave(self) -> None:
-        saved = self._saved_step == self.step or self.save()
-        (saved,) = self._peers.any_of(saved)  # nobody leaves before the checkpoint is whole
+        (saved,) = self._peers.any_of(self._store is not None and self._saved_step == self.step)
+        if not saved:
+            (saved,) = self._peers.any_of(self.save())  # nobody leaves before the checkpoint is whole
         if saved:
             self._note("left", self._stop.seconds_ago)
         self._stop.leave(saved)
@@ -213,8 +221,7 @@ class Resumable:
             _loaded(self._store.read(saved.number))
         except Unfit as why:
             raise CheckpointError(
-                f"this checkpoint could not be loaded again: {why}. Keep numbers, text, tensors, and lists "
-                "and dicts of them in `values` and in what state_dict() answers."
+                f"this checkpoint could not be loaded again: {why}. {_WHAT_CAN_BE_KEPT}"
             ) from None
         self._loads_safely = True
 

@@ -73,7 +73,11 @@ class Store:
             with open(file, "wb") as opened:
                 opened.write(bytes(_SEAL.size))
                 content = Content(opened)
-                write(content)
+                try:
+                    write(content)
+                finally:
+                    if content.failure:  # torch hides it behind an error of its own
+                        raise content.failure
                 opened.seek(0)
                 opened.write(_SEAL.pack(_MAGIC, content.length, content.checksum.digest()))
                 opened.flush()
@@ -140,10 +144,15 @@ class Content:
         self._file = file
         self.length = 0
         self.checksum = hashlib.blake2b(digest_size=32)
+        self.failure: OSError | None = None
 
     def write(self, some: bytes) -> int:
+        try:
+            written = self._file.write(some)
+        except OSError as error:
+            self.failure = error
+            raise
         self.checksum.update(some)
-        written = self._file.write(some)
         self.length += written
         return written
 
