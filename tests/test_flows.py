@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -25,9 +26,10 @@ from prefect.client.schemas.filters import (
 from prefect.exceptions import TerminationSignal
 from prefect.logging.handlers import APILogHandler
 from prefect.settings import PREFECT_API_URL
+from prefect.states import Pending
 from prefect.testing.utilities import prefect_test_harness
 
-from gpu_flows.checkpoints.contract import journal
+from gpu_flows.checkpoints import contract
 from gpu_flows.flows.command import (
     Command,
     CommandError,
@@ -38,6 +40,7 @@ from gpu_flows.flows.command import (
 )
 from gpu_flows.flows.output import Output
 from gpu_flows.flows.train import train
+from gpu_flows.runtimes.entry import INTENT_FILE
 from gpu_flows.training.config import TrainConfig
 
 
@@ -264,7 +267,7 @@ def test_a_command_that_is_asked_to_make_room(
     else:
         with pytest.raises(TerminationSignal):
             run()
-    told = [(entry.event, entry.attempt) for entry in journal(tmp_path)]
+    told = [(entry.event, entry.attempt) for entry in contract.journal(tmp_path)]
     assert told == ([("left", 3)] if code == 85 else [])
 
 
@@ -305,7 +308,7 @@ def test_importing_the_flows_costs_no_torch_and_its_absence_is_explained() -> No
         import gpu_flows.flows.command, gpu_flows.flows.train as flow
         assert "duckdb" not in sys.modules
         try:
-            flow._training_loop()
+            flow._need_torch()
         except RuntimeError as error:
             print(error)
     """
@@ -360,16 +363,67 @@ def test_train_reports_progress_and_result(prefect_server: str, monkeypatch: pyt
     artifacts = artifacts_of(state.state_details.flow_run_id)
     card = artifacts["training-progress"]
     assert card.data == 100
-    assert re.fullmatch(r"epoch 1/100 loss [\d.]+, [\d,]+ samples/s", card.description)
+    assert re.fullmatch(r"epoch 1/100 loss [\d.]+ accuracy \d+%, [\d,]+ samples/s", card.description)
     assert "| Work | 25 steps, 1,600 samples, epoch 1 |" in artifacts["training-result"].data
     messages = logs_of(state.state_details.flow_run_id)
-    assert any("cut into 2 parts" in message for message in messages)
+    assert any("in 2 processes, one per device" in message for message in messages)
     assert any("stopped by steps" in message for message in messages)
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("devices", [1, 2])
+def test_a_preempted_training_saves_leaves_and_goes_on(
+    devices: int, prefect_server: str, tmp_path: Path
+) -> None:
+    """As a worker does it: asked to make room, the run is not reported crashed, and comes back as itself."""
+    pytest.importorskip("torch")
+    checkpoints = tmp_path / "checkpoints"
+    (tmp_path / INTENT_FILE).write_text("reschedule")
+    config = {"model": "mlp", "samples": 64, "batch_size": 16, "steps": 20, "epochs": 1000}
+
+    def start(attempt: int) -> subprocess.Popen[bytes]:
+        environment = {
+            **os.environ,
+            "PREFECT_API_URL": prefect_server,
+            "PREFECT__FLOW_RUN_ID": str(run.id),
+            "PREFECT__FLOW_ENTRYPOINT": "gpu_flows.flows.train:train",
+            "GPU_FLOWS_ATTEMPT_FOLDER": str(tmp_path),
+            "GPU_FLOWS_ATTEMPT": f"{run.id}.{attempt}",
+            "GPU_FLOWS_GPUS": str(devices),
+            contract.DIRECTORY: str(checkpoints),
+        }
+        return subprocess.Popen([sys.executable, "-m", "gpu_flows.runtimes.entry"], env=environment)
+
+    with get_client(sync_client=True) as client:
+        # Saving at every step shows from outside that training has begun.
+        parameters = {"config": {**config, "steps_per_second": 5, "checkpoint_seconds": 0}}
+        run = client.create_flow_run(train, parameters=parameters)
+        first = start(1)
+        while not contract.journal(checkpoints):
+            assert first.poll() is None
+            time.sleep(0.05)
+        first.send_signal(signal.SIGUSR1)
+        assert first.wait() == 0
+        left = contract.journal(checkpoints)[-1]
+        assert left.event == "left"
+        assert 0 < left.step < 20
+        stopped = client.read_flow_run(run.id)
+        assert stopped.state is not None
+        assert stopped.state.is_running()  # what it is next, the worker says
+        client.set_flow_run_state(run.id, Pending(), force=True)
+
+        assert start(2).wait() == 0
+        ended = client.read_flow_run(run.id)
+        assert ended.state is not None
+        assert ended.state.is_completed()
+    (restored,) = [entry for entry in contract.journal(checkpoints) if entry.event == "restored"]
+    assert (restored.attempt, restored.step) == (2, left.step)
+    assert "| Work | 20 steps, 320 samples, epoch 5 |" in artifacts_of(run.id)["training-result"].data
+
+
+@pytest.mark.slow
 def test_train_refuses_an_unknown_model(prefect_server: str) -> None:
-    state = train({"model": "resnet"}, return_state=True)
+    state = train({"model": "gpt"}, return_state=True)
     assert state.is_failed()
     assert "Choose one of: mlp, cnn" in str(state.message)
 

@@ -11,17 +11,21 @@ from pydantic import ValidationError
 
 torch = pytest.importorskip("torch", reason="needs gpu-flows[train]")
 
+from gpu_flows.checkpoints.peers import Peers  # noqa: E402
 from gpu_flows.training import registry  # noqa: E402
 from gpu_flows.training.adam import Adam  # noqa: E402
+from gpu_flows.training.assigned import assigned_devices  # noqa: E402
+from gpu_flows.training.batches import Batches  # noqa: E402
 from gpu_flows.training.config import TrainConfig  # noqa: E402
 from gpu_flows.training.data import ALPHABET, digits, sentences  # noqa: E402
-from gpu_flows.training.hardware import Hardware, assigned_devices, find_hardware  # noqa: E402
-from gpu_flows.training.loop import Diverged, Progress, train  # noqa: E402
+from gpu_flows.training.hardware import Hardware, find_hardware  # noqa: E402
+from gpu_flows.training.loop import train  # noqa: E402
 from gpu_flows.training.networks import LanguageModel  # noqa: E402
+from gpu_flows.training.reports import Diverged, Progress  # noqa: E402
 
 
-def cpu(count: int = 1) -> Hardware:
-    return Hardware(torch.device("cpu"), count, "test")
+def cpu() -> Hardware:
+    return Hardware(torch.device("cpu"), Peers(), "test")
 
 
 def losses(config: TrainConfig, hardware: Hardware) -> list[float]:
@@ -73,14 +77,53 @@ def test_a_seed_gives_the_same_losses_again_and_another_seed_others() -> None:
     assert first != losses(config.model_copy(update={"seed": 1}), cpu())
 
 
-def test_a_batch_cut_over_devices_learns_the_same() -> None:
-    config = TrainConfig(model="mlp", samples=70, batch_size=30, epochs=3)  # parts of unequal size
-    assert losses(config, cpu(4)) == pytest.approx(losses(config, cpu(1)), rel=1e-3)
+@pytest.mark.parametrize("model", ["mlp", "cnn", "resnet", "transformer"])
+def test_classifiers_tell_how_often_they_are_right(model: str) -> None:
+    config = TrainConfig(model=model, samples=256, batch_size=32, epochs=8, learning_rate=0.01)
+    seen: list[Progress] = []
+    result = train(config, seen.append, hardware=cpu())
+    assert seen[0].accuracy is not None
+    assert result.accuracy is not None
+    assert seen[0].accuracy < result.accuracy <= 1
+    assert f"accuracy {result.accuracy:.0%}" in str(seen[-1])
 
 
-def test_more_devices_than_samples_in_a_batch_still_train() -> None:
-    result = train(TrainConfig(samples=16, batch_size=2, steps=3), hardware=cpu(8))
-    assert (result.steps, result.devices) == (3, 8)
+def test_a_forecast_is_neither_right_nor_wrong() -> None:
+    result = train(TrainConfig(model="lstm", samples=16, steps=2), hardware=cpu())
+    assert result.accuracy is None
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "float16", "float64"])
+@pytest.mark.parametrize("model", registry.names())
+def test_every_model_learns_in_every_precision(model: str, precision: str) -> None:
+    config = TrainConfig(model=model, samples=128, batch_size=32, epochs=4, learning_rate=0.01)
+    exact = losses(config, cpu())
+    other = losses(config.model_copy(update={"precision": precision}), cpu())
+    assert other != exact
+    assert other == pytest.approx(exact, rel=0.1)
+
+
+def test_batches_go_through_all_samples_each_epoch_in_a_new_order() -> None:
+    batches = Batches(samples=10, epochs=2, seed=3)
+    assert batches.left(4) == 6
+    first, second = ([batches.next(4) for _ in range(3)] for _ in range(2))
+    assert batches.left(4) == 0
+    for epoch in (first, second):
+        assert [len(batch) for batch in epoch] == [4, 4, 2]
+        assert sorted(torch.cat(epoch).tolist()) == list(range(10))
+    assert torch.cat(first).tolist() != torch.cat(second).tolist()
+
+
+def test_batches_go_on_in_the_same_order_with_another_size() -> None:
+    """As when a job with a scaled batch comes back with fewer devices."""
+    whole = Batches(samples=12, epochs=2, seed=3)
+    expected = [int(whole.next(1)) for _ in range(24)]
+    before, after = Batches(12, 2, 3), Batches(12, 2, 3)
+    seen = [*before.next(8).tolist()]
+    after.load_state_dict(before.state_dict())
+    while after.left(4):
+        seen += after.next(4).tolist()
+    assert seen == expected
 
 
 def test_progress_climbs_to_one_and_tells_the_epoch() -> None:
@@ -123,7 +166,7 @@ def test_a_diverging_training_says_what_to_do() -> None:
         with pytest.raises(Diverged, match=r"became nan at step 1\. Lower the learning rate"):
             train(TrainConfig(model="hopeless"), hardware=cpu())
     finally:
-        del registry._builders["hopeless"]
+        registry.models.forget("hopeless")
 
 
 def test_torch_gets_its_threads_back() -> None:
@@ -169,7 +212,9 @@ def test_digits_can_be_told_apart() -> None:
 @pytest.mark.parametrize(
     ("values", "complaint"),
     [
-        ({"model": "resnet"}, "no model is called 'resnet'. Choose one of: mlp, cnn, transformer, lstm"),
+        ({"model": "gpt"}, "no model is called 'gpt'. Choose one of: mlp, cnn, resnet, transformer, lstm"),
+        ({"dataset": "mnist"}, "no dataset is called 'mnist'. Choose one of: spirals, digits"),
+        ({"precision": "int8"}, "'float32', 'bfloat16', 'float16' or 'float64'"),
         ({"epochs": 0}, "greater than or equal to 1"),
         ({"learning_rate": 0}, "greater than 0"),
         ({"seconds": float("inf")}, "finite number"),
@@ -184,7 +229,8 @@ def test_bad_settings_are_named(values: dict[str, object], complaint: str) -> No
 def test_the_form_reads_well() -> None:
     schema = TrainConfig.model_json_schema()
     assert schema["title"] == "Training"
-    assert schema["properties"]["model"]["enum"] == ["mlp", "cnn", "transformer", "lstm"]
+    assert schema["properties"]["model"]["enum"] == ["mlp", "cnn", "resnet", "transformer", "lstm"]
+    assert schema["properties"]["dataset"]["enum"] == ["", "spirals", "digits", "sentences", "waves"]
     for name, prop in schema["properties"].items():
         assert prop["description"].endswith("."), name
         assert prop["title"][0].isupper(), name
@@ -194,10 +240,45 @@ def test_the_form_reads_well() -> None:
 
 def test_a_model_is_registered_once_and_with_a_docstring() -> None:
     with pytest.raises(ValueError, match="'mlp' is registered twice"):
-        registry.register("mlp")(registry.builder("cnn"))
+        registry.register("mlp")(registry.models.get("cnn"))
     with pytest.raises(ValueError, match="no docstring"):
-        registry.register("silent")(lambda size, samples: registry.builder("mlp")(size, samples))
+        registry.register("silent")(lambda size, samples: registry.models.get("mlp")(size, samples))
     assert "silent" not in registry.names()
+
+
+def test_a_model_and_a_dataset_of_ones_own_are_a_function_each() -> None:
+    @registry.register("line")
+    def line(size: int, samples: int) -> registry.Recipe:
+        """Straight line through points."""
+        x = torch.rand(samples, 1)
+        return registry.Recipe(torch.nn.Linear(1, 1), x, 2 * x, torch.nn.functional.mse_loss)
+
+    @registry.register_dataset("falling")
+    def falling(samples: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Points on a line that falls."""
+        x = torch.rand(samples, 1)
+        return x, -2 * x
+
+    try:
+        for dataset in ("", "falling"):
+            config = TrainConfig(model="line", dataset=dataset, epochs=4, learning_rate=0.1)
+            result = train(config, hardware=cpu())
+            assert result.loss < 0.1 * result.first_loss
+        assert "line" in TrainConfig.model_json_schema()["properties"]["model"]["enum"]
+        assert (
+            "falling: Points on a line that falls."
+            in (TrainConfig.model_json_schema()["properties"]["dataset"]["description"])
+        )
+        assert registry.models.source("line") == registry.datasets.source("falling") == __file__
+        assert registry.models.source("mlp") == ""
+    finally:
+        registry.models.forget("line")
+        registry.datasets.forget("falling")
+
+
+def test_a_dataset_of_another_shape_is_refused_before_training() -> None:
+    with pytest.raises(ValueError, match=r"inputs of dataset 'spirals' .* 'cnn' learns from .*\(1, 16, 16\)"):
+        train(TrainConfig(model="cnn", dataset="spirals"), hardware=cpu())
 
 
 @pytest.mark.parametrize(
@@ -218,21 +299,21 @@ def test_garbled_devices_are_an_error() -> None:
         assigned_devices({"GPU_FLOWS_DEVICES": "GPU-a,GPU-b"})
 
 
-def test_hardware_says_what_it_does_with_the_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hardware_says_where_it_trains(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    hardware = find_hardware({"GPU_FLOWS_GPUS": "2"})
-    assert (hardware.device.type, hardware.count, hardware.parts) == ("cpu", 2, 2)
-    assert "cut into 2 parts" in hardware.note
+    hardware = find_hardware()
+    assert hardware.device.type == "cpu"
+    assert hardware.note == "training on the CPU: torch finds no CUDA device"
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "GTX 1080 Ti")
-    hardware = find_hardware({"GPU_FLOWS_GPUS": "4"})
-    assert (hardware.device.type, hardware.count, hardware.parts) == ("cuda", 2, 1)
-    assert hardware.note == (
-        "training on 2 x GTX 1080 Ti, batches split by nn.DataParallel; "
-        "4 devices are assigned but torch sees only 2"
-    )
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "GTX 1080 Ti")
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_rank", lambda: 1)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    hardware = find_hardware()
+    assert (hardware.device, hardware.peers.rank) == (torch.device("cuda", 1), 1)
+    assert hardware.note == "training on GTX 1080 Ti in 2 processes, one per device"
 
 
 def test_training_starts_without_the_compiler() -> None:
@@ -240,7 +321,7 @@ def test_training_starts_without_the_compiler() -> None:
     script = (
         "import sys; from gpu_flows.training.config import TrainConfig; assert 'torch' not in sys.modules\n"
         "from gpu_flows.training.loop import train\n"
-        "for model in ('mlp', 'cnn', 'transformer', 'lstm'):\n"
+        "for model in ('mlp', 'cnn', 'resnet', 'transformer', 'lstm'):\n"
         "    train(TrainConfig(model=model, samples=16, steps=1))\n"
         "assert 'torch._dynamo' not in sys.modules"
     )

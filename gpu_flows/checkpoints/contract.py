@@ -42,7 +42,8 @@ class Entry:
 def note(directory: Path, entry: Entry) -> None:
     """Add a line. One write, so that two processes never mix theirs."""
     line = json.dumps(asdict(entry)) + "\n"
-    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW
+    # Without O_NONBLOCK, a FIFO in its place would hold the job up for ever.
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
     file = os.open(directory / JOURNAL, flags, 0o600)
     try:
         os.write(file, line.encode())

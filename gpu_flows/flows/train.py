@@ -1,12 +1,20 @@
-"""The `train` flow: a small torch model on data made on the spot, with live progress in the UI."""
+"""The `train` flow: a small torch model on data made on the spot, with live progress in the UI.
+
+On one device it trains in the flow's own process, on more in a process for each of them. Either way it can
+be stopped anywhere: asked to leave, it saves a checkpoint after the step it is in, and the next attempt goes
+on from there.
+"""
 
 from __future__ import annotations
 
+import importlib.util
 import logging
+import os
 import threading
 import time
+from collections.abc import Callable
 from contextvars import copy_context
-from types import ModuleType, TracebackType
+from types import TracebackType
 from typing import TYPE_CHECKING, Any, cast
 from uuid import UUID
 
@@ -17,10 +25,14 @@ from prefect.artifacts import (
     update_progress_artifact,
 )
 
+from gpu_flows.flows.several import train_in_processes
+from gpu_flows.training.assigned import assigned_devices
 from gpu_flows.training.config import TrainConfig
 
 if TYPE_CHECKING:
-    from gpu_flows.training.loop import Progress, TrainResult
+    from gpu_flows.training.reports import Progress, TrainResult
+
+    Log = logging.Logger | logging.LoggerAdapter[logging.Logger]
 
 _SECONDS_BETWEEN_LOG_LINES = 2.0
 _SECONDS_BETWEEN_CARDS = 1.0
@@ -34,11 +46,8 @@ def train(config: TrainConfig = TrainConfig()) -> dict[str, Any]:  # noqa: B008 
     Args:
         config: The model, its size, and how far to train it.
     """
-    loop = _training_loop()
+    _need_torch()
     log = get_run_logger()
-    hardware = loop.find_hardware()
-    log.info("%s: %s", config.model, hardware.note)
-
     next_line = time.monotonic()
 
     def report(progress: Progress) -> None:
@@ -49,7 +58,7 @@ def train(config: TrainConfig = TrainConfig()) -> dict[str, Any]:  # noqa: B008 
             log.info("%3.0f%%  %s", 100 * progress.fraction, progress)
 
     with _ProgressCard(log) as card:
-        result: TrainResult = loop.train(config, report, hardware=hardware)
+        result = _train(config, report, log)
 
     summary = f"{result.model}: loss {result.first_loss:.4g} to {result.loss:.4g} in {result.seconds:.1f} s"
     log.info("%s, stopped by %s", summary, result.stopped_by)
@@ -57,18 +66,27 @@ def train(config: TrainConfig = TrainConfig()) -> dict[str, Any]:  # noqa: B008 
     return result.as_dict()
 
 
-def _training_loop() -> ModuleType:
-    """The module that needs torch, imported only now."""
-    try:
-        from gpu_flows.training import loop
-    except ModuleNotFoundError as missing:
-        if missing.name != "torch":
-            raise
+def _need_torch() -> None:
+    if importlib.util.find_spec("torch") is None:
         raise RuntimeError(
             "training needs torch, which is not installed where this job runs. "
             "Install it there: pip install 'gpu-flows[train]'"
-        ) from None
-    return loop
+        )
+
+
+def _train(config: TrainConfig, report: Callable[[Progress], None], log: Log) -> TrainResult:
+    devices = assigned_devices(os.environ)
+    if devices > 1:
+        return train_in_processes(
+            config, devices, report, lambda line: log.info("%s: %s", config.model, line)
+        )
+
+    from gpu_flows.training.hardware import find_hardware  # torch, only now
+    from gpu_flows.training.loop import train
+
+    hardware = find_hardware()
+    log.info("%s: %s", config.model, hardware.note)
+    return train(config, report, hardware=hardware)
 
 
 class _ProgressCard:
@@ -77,7 +95,7 @@ class _ProgressCard:
     Training hands over its latest progress and goes on: a slow or absent server never holds it up.
     """
 
-    def __init__(self, log: logging.Logger | logging.LoggerAdapter[logging.Logger]) -> None:
+    def __init__(self, log: Log) -> None:
         self._log = log
         self._latest: Progress | None = None
         self._shown: Progress | None = None
@@ -125,18 +143,18 @@ class _ProgressCard:
             self._log.debug("progress not shown: %s", error)
 
 
-def _publish_result(
-    result: TrainResult, summary: str, log: logging.Logger | logging.LoggerAdapter[logging.Logger]
-) -> None:
+def _publish_result(result: TrainResult, summary: str, log: Log) -> None:
     rows = {
         "Model": f"{result.model}, {result.parameters:,} parameters",
-        "Hardware": f"{result.devices} x {result.device}",
+        "Hardware": f"{result.devices} x {result.device}, {result.precision}",
         "Loss": f"{result.first_loss:.4g} at the first step, {result.loss:.4g} at the end",
         "Work": f"{result.steps:,} steps, {result.samples:,} samples, epoch {result.epochs:,}",
         "Time": f"{result.seconds:.1f} s, {result.samples_per_second:,.0f} samples/s",
         "Peak memory": f"{result.peak_memory_mb:,.0f} MiB",
         "Stopped by": result.stopped_by,
     }
+    if result.accuracy is not None:
+        rows["Accuracy"] = f"{result.accuracy:.1%} at the end"
     table = "\n".join(["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows.items())])
     try:
         create_markdown_artifact(table, key="training-result", description=summary)

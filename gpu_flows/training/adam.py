@@ -7,6 +7,7 @@ torch, in every job, for nothing.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import nn
@@ -30,6 +31,11 @@ class Adam:
         self.means = [torch.zeros_like(parameter) for parameter in self.parameters]
         self.squares = [torch.zeros_like(parameter) for parameter in self.parameters]
 
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """Where torch's gradient scaler looks for the gradients."""
+        return [{"params": self.parameters}]
+
     def zero_grad(self) -> None:
         for parameter in self.parameters:
             parameter.grad = None
@@ -48,3 +54,12 @@ class Adam:
                 square.lerp_(parameter.grad.square(), 1 - square_decay)
                 scale = (square / square_weight).sqrt_().add_(self.epsilon)
                 parameter.addcdiv_(mean, scale, value=-self.learning_rate / mean_weight)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"steps": self.steps, "means": self.means, "squares": self.squares}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.steps = state["steps"]
+        for mine, stored in ((self.means, state["means"]), (self.squares, state["squares"])):
+            for tensor, value in zip(mine, stored, strict=True):
+                tensor.copy_(value)

@@ -2,19 +2,37 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from gpu_flows.training import registry
+from gpu_flows.checkpoints.resuming import EVERY_S
+from gpu_flows.training.registry import datasets, models
 
 
-def _known(name: str) -> str:
-    registry.builder(name)
+def _known_model(name: str) -> str:
+    models.get(name)
     return name
 
 
-_MODELS = " ".join(f"{name}: {registry.describe(name)}" for name in registry.names())
+def _known_dataset(name: str) -> str:
+    if name:
+        datasets.get(name)
+    return name
+
+
+# In the schema both are enums, as a Literal would give, but filled from the registry as it is by then.
+
+
+def _list_models(schema: dict[str, Any]) -> None:
+    schema["enum"] = models.names()
+    schema["description"] = " ".join(f"{name}: {models.describe(name)}" for name in models.names())
+
+
+def _list_datasets(schema: dict[str, Any]) -> None:
+    schema["enum"] = ["", *datasets.names()]
+    known = " ".join(f"{name}: {datasets.describe(name)}" for name in datasets.names())
+    schema["description"] = f"What to learn from; empty means the model's own. {known}"
 
 
 class TrainConfig(BaseModel):
@@ -22,9 +40,11 @@ class TrainConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", title="Training")
 
-    # An enum in the schema, as a Literal would give, but filled from the registry.
-    model: Annotated[str, AfterValidator(_known)] = Field(
-        default="mlp", title="Model", description=_MODELS, json_schema_extra={"enum": [*registry.names()]}
+    model: Annotated[str, AfterValidator(_known_model)] = Field(
+        default="mlp", title="Model", json_schema_extra=_list_models
+    )
+    dataset: Annotated[str, AfterValidator(_known_dataset)] = Field(
+        default="", title="Dataset", json_schema_extra=_list_datasets
     )
     size: int = Field(
         default=1,
@@ -46,6 +66,16 @@ class TrainConfig(BaseModel):
         le=65_536,
         title="Batch size",
         description="Examples per step, over all devices of the job together.",
+    )
+    batch: Literal["keep", "scale"] = Field(
+        default="keep",
+        title="Batch on several devices",
+        description="Keep the batch size and split it over the devices, or scale it: as many on each.",
+    )
+    precision: Literal["float32", "bfloat16", "float16", "float64"] = Field(
+        default="float32",
+        title="Precision",
+        description="Of the arithmetic. The 16-bit ones are mixed precision: the weights stay in 32 bits.",
     )
     epochs: int = Field(
         default=5,
@@ -90,4 +120,11 @@ class TrainConfig(BaseModel):
         le=256,
         title="CPU threads",
         description="Threads torch may use on a CPU; several jobs often share few cores.",
+    )
+    checkpoint_seconds: float = Field(
+        default=EVERY_S,
+        ge=0,
+        allow_inf_nan=False,
+        title="Seconds between checkpoints",
+        description="The most work that a kill can lose; 0 saves after every step.",
     )

@@ -1,75 +1,55 @@
-"""Where a training runs: on the devices it was given, or on the CPU in their place.
+"""Where a training runs: each process on one device, or on the CPU in its place.
 
-With CUDA and several devices, `nn.DataParallel` splits each batch over them. Without CUDA the job
-may hold simulated devices: then each batch is cut into as many parts, one after the other, and the
-gradients are summed. That is the arithmetic of data parallelism, with none of its speed.
+Several processes, one per device, are started by `gpu_flows.training.launch`; DistributedDataParallel
+then gives all of them the mean of their gradients. Simulated devices train on the CPU in the same way.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import resource
 import sys
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import nn
 
+from gpu_flows.checkpoints.peers import Peers
+
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
-    """The device to put tensors on, how many devices share a batch, and a line that says so."""
+    """The device of this process, the processes it trains with, and a line that says so."""
 
     device: torch.device
-    count: int
+    peers: Peers
     note: str
 
-    @property
-    def parts(self) -> int:
-        """Into how many parts the training loop itself cuts a batch."""
-        return 1 if self.device.type == "cuda" else self.count
-
     def spread(self, network: nn.Module) -> nn.Module:
-        """The network, ready to be called with batches on this hardware."""
-        network = network.to(self.device)
-        if self.device.type == "cuda" and self.count > 1:
-            return nn.DataParallel(network, device_ids=list(range(self.count)))
-        return network
+        """The network, ready to be called with this process's part of a batch."""
+        if self.peers.size == 1:
+            return network
+        return nn.parallel.DistributedDataParallel(network)
 
     def peak_memory_mb(self) -> float:
-        """The most memory held so far: torch's own on all GPUs, or the whole process's on a CPU."""
+        """The most memory held so far: torch's own on a GPU, or the whole process's on a CPU."""
         if self.device.type == "cuda":
-            return sum(torch.cuda.max_memory_allocated(index) for index in range(self.count)) / 2**20
+            return torch.cuda.max_memory_allocated(self.device) / 2**20
         unit = 1 if sys.platform == "darwin" else 1024
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**20
 
 
-def find_hardware(environment: Mapping[str, str] = os.environ) -> Hardware:
-    """The assigned devices as far as torch can reach them."""
-    assigned = assigned_devices(environment)
+def find_hardware() -> Hardware:
+    """What this process can reach. One of several has met the others before."""
+    peers = Peers()
+    several = f" in {peers.size} processes, one per device" if peers.size > 1 else ""
     if not torch.cuda.is_available():
-        note = "training on the CPU: torch finds no CUDA device"
-        if assigned > 1:
-            note += f"; each batch is cut into {assigned} parts, one per assigned device"
-        return Hardware(torch.device("cpu"), assigned, note)
-
-    count = min(assigned, torch.cuda.device_count())
-    note = f"training on {count} x {torch.cuda.get_device_name(0)}"
-    if count > 1:
-        note += ", batches split by nn.DataParallel"
-    if count < assigned:
-        note += f"; {assigned} devices are assigned but torch sees only {count}"
-    return Hardware(torch.device("cuda", 0), count, note)
+        note = f"training on the CPU{several}: torch finds no CUDA device"
+        return Hardware(torch.device("cpu"), peers, note)
+    device = torch.device("cuda", local_rank())
+    return Hardware(device, peers, f"training on {torch.cuda.get_device_name(device)}{several}")
 
 
-def assigned_devices(environment: Mapping[str, str]) -> int:
-    """How many devices the worker gave this job; 1 for a training started by hand."""
-    try:
-        devices = json.loads(environment.get("GPU_FLOWS_DEVICES", "[]"))
-        return len(devices) or int(environment.get("GPU_FLOWS_GPUS", "1")) or 1
-    except (ValueError, TypeError) as error:
-        raise ValueError(
-            f"GPU_FLOWS_DEVICES or GPU_FLOWS_GPUS is not what the worker writes ({error}). Unset both."
-        ) from None
+def local_rank() -> int:
+    """Which of the processes on this machine this is, as torchrun numbers them."""
+    return int(os.environ.get("LOCAL_RANK", "0"))

@@ -46,6 +46,17 @@ def cnn(size: int, samples: int) -> Recipe:
     return Recipe(network, images, labels, nn.functional.cross_entropy)
 
 
+@register("resnet")
+def resnet(size: int, samples: int) -> Recipe:
+    """Residual network that reads rendered digits."""
+    from torch import nn
+
+    from gpu_flows.training import data, networks
+
+    images, labels = data.digits(samples)
+    return Recipe(networks.residual_network(8 * size, 10), images, labels, nn.functional.cross_entropy)
+
+
 @register("transformer")
 def transformer(size: int, samples: int) -> Recipe:
     """Causal language model that continues generated sentences, letter by letter."""

@@ -1,0 +1,82 @@
+"""One process against two: samples per second and the loss, for every model, side by side.
+
+    python benchmarks/ddp.py [--models mlp,cnn,...] [--steps 60] [--size 4] [--runs 2] [--json FILE]
+
+Both train the same global batch on the CPU, one thread each, in turn, so that whatever else the machine does
+hits both. Throughput counts training alone, not starting; the better of the runs is shown. The loss curves
+are compared step by step, in the precision that is asked for. Goal: they never differ by more than the
+tolerance, 1e-6 in float64 and 1e-3 in float32. How much faster two are depends on the cores there are, so
+that has no goal.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from common import Goal, arguments, carry_out, conclude, say
+
+from gpu_flows.training.config import TrainConfig
+from gpu_flows.training.registry import models
+
+TOLERANCE = {"float64": 1e-6, "float32": 1e-3}
+EVERY_STEP = "from gpu_flows.training import launch; launch._SECONDS_BETWEEN_REPORTS = 0; launch.main()"
+
+
+def trained(config: TrainConfig, processes: int) -> tuple[float, list[float]]:
+    """Samples per second, and the loss after each step."""
+    with tempfile.TemporaryDirectory(prefix="gpu-flows-benchmark-") as folder:
+        reports = Path(folder, "reports.jsonl")
+        command = [sys.executable, "-c", EVERY_STEP, str(processes), config.model_dump_json()]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+        subprocess.run([*command, "--reports", reports], check=True, env=environment)
+        told: list[dict[str, Any]] = [json.loads(line) for line in reports.read_text().splitlines()]
+    curve = [line["progress"]["loss"] for line in told if "progress" in line]
+    return told[-1]["result"]["samples_per_second"], curve
+
+
+def main() -> int:
+    parser = arguments(__doc__ or "", 2, "times each is trained")
+    parser.add_argument("--models", default=",".join(models.names()), help="names, by commas")
+    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--size", type=int, default=4)
+    parser.add_argument("--batch-size", type=int, default=256)
+    parser.add_argument("--precision", choices=sorted(TOLERANCE), default="float64")
+    asked = parser.parse_args()
+    goals, details = [], {}
+    print(f"size {asked.size}, global batch {asked.batch_size}, {asked.precision}; samples per second")
+    print(
+        f"{'model':<14}{'1 process':>12}{'2 processes':>14}{'ratio':>8}{'largest difference of the loss':>34}"
+    )
+    for model in asked.models.split(","):
+        config = TrainConfig(
+            model=model,
+            size=asked.size,
+            batch_size=asked.batch_size,
+            steps=asked.steps,
+            epochs=1000,
+            precision=asked.precision,
+        )
+        speeds: dict[int, list[float]] = {1: [], 2: []}
+        curves: dict[int, list[float]] = {}
+        for run in range(asked.runs):
+            for processes in (1, 2):
+                say(f"{model}, {processes} process(es), run {run + 1} of {asked.runs}")
+                speed, curves[processes] = trained(config, processes)
+                speeds[processes].append(speed)
+        one, two = max(speeds[1]), max(speeds[2])
+        apart = max(abs(a - b) for a, b in zip(curves[1], curves[2], strict=True))
+        print(f"{model:<14}{one:>12,.0f}{two:>14,.0f}{two / one:>8.2f}{apart:>34.1e}", flush=True)
+        details[model] = {"one": one, "two": two, "apart": apart}
+        share = apart / TOLERANCE[asked.precision]
+        goals.append(Goal(f"{model}: difference, as a share of the tolerance", share, 1.0))
+    return conclude(goals, details, asked.json)
+
+
+if __name__ == "__main__":
+    carry_out(main)
