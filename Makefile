@@ -4,7 +4,13 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 
-.PHONY: help demo up test quick lint clean
+BASE ?= python:3.11-slim
+TAG ?= gpu-flows
+EXTRAS ?= train
+REQUIREMENTS ?=
+PIP_ARGS := $(foreach name,PIP_INDEX_URL PIP_EXTRA_INDEX_URL PIP_TRUSTED_HOST,$(if $($(name)),--build-arg $(name)))
+
+.PHONY: help demo up image test quick lint clean
 
 help:  ## Show what there is
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 16
@@ -14,6 +20,10 @@ demo: $(VENV)/train  ## Run 20 real training jobs on a simulated cluster (ARGS=-
 
 up: $(VENV)/train  ## Start server, pool, blocks and worker here
 	$(BIN)/gpu-flows up $(ARGS)
+
+image:  ## Build our training image (BASE=image TAG=name EXTRAS=train REQUIREMENTS="package ..." ARGS=--network=host)
+	docker build -f deployments/Dockerfile -t '$(TAG)' --build-arg BASE='$(BASE)' \
+		--build-arg EXTRAS='$(EXTRAS)' --build-arg REQUIREMENTS='$(REQUIREMENTS)' $(PIP_ARGS) $(ARGS) .
 
 test: $(VENV)/dev lint  ## Everything: linters, quick tests, tests with real engines
 	$(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)

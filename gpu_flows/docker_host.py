@@ -180,6 +180,6 @@ def archive(
 
 def _in_a_line(error: BaseException) -> str:
     """The innermost cause is what people understand: connection refused, no such file ..."""
-    while (cause := error.__cause__ or error.__context__) is not None:
+    while cause := error.__cause__ or (None if error.__suppress_context__ else error.__context__):
         error = cause
     return " ".join(str(error).split())[:300] or type(error).__name__
