@@ -37,15 +37,13 @@ def start_facts(attempt: Attempt) -> list[Fact]:
     ]
 
 
-def end_facts(attempt: Attempt, end: End, outcome: str, detail: str, leave: Leave | None) -> list[Fact]:
+def end_facts(
+    attempt: Attempt, end: End, ended: float, outcome: str, detail: str, leave: Leave | None
+) -> list[Fact]:
     """`leave` is what it was asked to leave for, if it was, however it ended then."""
     job_id, number = attempt.launch.job.id, attempt.launch.attempt
-    ended = end.ended or 0.0
-    facts: list[Fact] = [
-        AttemptEnded(
-            job_id, number, ended, outcome, end.exit_code, detail, end.oom_killed, end.peak_memory_mb
-        )
-    ]
+    memory = end.oom_killed, end.peak_memory_mb
+    facts: list[Fact] = [AttemptEnded(job_id, number, ended, outcome, end.exit_code, detail, *memory)]
     if leave:
         room_for = json.dumps(leave.room_for)
         facts.append(Departed(job_id, number, leave.asked, ended, leave.kind, leave.policy, room_for))

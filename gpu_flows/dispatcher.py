@@ -12,7 +12,7 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -23,7 +23,6 @@ from gpu_flows.counter import BACK, Desk, Unreachable
 from gpu_flows.leaving import leave
 from gpu_flows.ride import Ride, awaited, room_for
 from gpu_flows.runtimes.base import (
-    Attempt,
     End,
     Found,
     Intent,
@@ -115,8 +114,10 @@ class Dispatcher:
                 self._log.warning("Run %s runs on devices that the cluster no longer offers.", job.name)
         if ride.leave:
             self._ask_to_stop(ride, "reschedule")
-        reporting = asyncio.ensure_future(self._report(attempt)) if attempt and found.alive else None
-        self._carry(ride, self._see_through(ride, launch, reporting))
+        report = attempt is not None and found.alive
+        self._carry(
+            ride, self._report_and_see_through(ride, launch) if report else self._see_through(ride, launch)
+        )
 
     # -- what is asked ------------------------------------------------------------------------
 
@@ -230,47 +231,33 @@ class Dispatcher:
         ride.former = None
         try:
             launch = await self.desk.claim(Start(job, ride.devices), policy, planned)
-            if launch is None:
-                return self._let_go(ride)
         except Unreachable as error:
-            return await self._try_later(ride, f"Cannot claim run {job.name} now: {error}")
-        except Exception as error:
-            return await self._cannot_launch(ride, error)
+            self._log.warning("Cannot claim run %s now: %s", job.name, error)
+            self._paused_until = self._clock() + PAUSE_WHEN_UNREACHABLE_S
+            return await self._give_up(ride)
+        except LaunchError as error:
+            return await self._not_launched(ride, error)
+        if launch is None:
+            return self._let_go(ride)
         try:
             if ride.stirred.done():
-                raise NotWanted("asked to stop while it was being claimed")
+                raise NotWanted("it was asked to stop while it was being claimed")
             ride.attempt = await self.runtime.launch(launch, lambda: not ride.stirred.done())
-        except NotWanted:  # nothing of it ran
+        except NotWanted:  # before anything of it ran
             self._let_go(ride)
             return await self._close(ride, launch, End())
         except NodeAway as error:
+            self._log.warning("Run %s waits again: %s", job.name, error)
+            self._paused_until = self._clock() + PAUSE_WHEN_UNREACHABLE_S
             await self.desk.never_launched(job, str(error))
-            return await self._try_later(ride, f"Run {job.name} waits again: {error}")
-        except Exception as error:
-            return await self._cannot_launch(ride, error)
-        attempt = ride.attempt
+            return await self._give_up(ride)
+        except Exception as error:  # whatever it is, the run must not stay claimed for ever
+            return await self._not_launched(ride, error)
         if ride.holds:
-            self.engine.started(job.id, attempt.started, launch.attempt)
-        self._record(*start_facts(attempt))
+            self.engine.started(job.id, ride.attempt.started, launch.attempt)
+        self._record(*start_facts(ride.attempt))
         self._stop_if_asked(ride)  # while it was being launched
-        reporting = asyncio.ensure_future(self._report(attempt))
-        await self._see_through(ride, launch, reporting)
-
-    async def _try_later(self, ride: Ride, why: str) -> None:
-        self._log.warning("%s", why)
-        self._paused_until = self._clock() + PAUSE_WHEN_UNREACHABLE_S
-        await self._give_up(ride)
-
-    async def _cannot_launch(self, ride: Ride, error: Exception) -> None:
-        """Whatever it is, the run must not stay claimed for ever."""
-        job = ride.job
-        self._let_go(ride)
-        unforeseen = None if isinstance(error, LaunchError) else error
-        self._log.error("Run %s cannot be launched: %s", job.name, error, exc_info=unforeseen)
-        if isinstance(error, Refused):
-            return await self._refuse(Refuse(job, Reason("not_allowed", f"{error}.")))
-        await self.desk.failed_to_launch(job, str(error))
-        self.note_end(job.id, "crashed", str(error))
+        await self._report_and_see_through(ride, launch)
 
     async def _give_up(self, ride: Ride) -> None:
         """The job was not even claimed. It waits on, unless it was cancelled, or ended instead of moving.
@@ -288,27 +275,42 @@ class Dispatcher:
         else:
             ride.returns = self._belongings.progress(ride.job.id)
 
-    async def _report(self, attempt: Attempt) -> None:
-        if not await self.desk.launched(attempt):
-            self._log.info("Run %s was cancelled just as it was launched.", attempt.launch.job.name)
-            self.cancel(attempt.launch.job.id)
+    async def _not_launched(self, ride: Ride, error: Exception) -> None:
+        self._let_go(ride)
+        unforeseen = None if isinstance(error, LaunchError) else error
+        self._log.error("Run %s cannot be launched: %s", ride.job.name, error, exc_info=unforeseen)
+        if isinstance(error, Refused):
+            await self._refuse(Refuse(ride.job, Reason("not_allowed", f"{error}.")))
+            return
+        await self.desk.failed_to_launch(ride.job, str(error))
+        self.note_end(ride.job.id, "crashed", str(error))
 
-    async def _see_through(
-        self, ride: Ride, launch: Launch, reporting: asyncio.Future[None] | None = None
-    ) -> None:
-        """Wait for the attempt to end, free its devices, and only then do the paperwork. A launch that
-        is still being reported comes first."""
+    async def _report_and_see_through(self, ride: Ride, launch: Launch) -> None:
+        """The launch is reported while it already runs; its end only after that, whoever is quicker."""
+        reporting = asyncio.ensure_future(self._report(ride))
+        try:
+            await self._see_through(ride, launch, reporting)
+        finally:
+            reporting.cancel()
+
+    async def _report(self, ride: Ride) -> None:
+        if ride.attempt and not await self.desk.launched(ride.attempt):
+            self._log.info("Run %s was cancelled just as it was launched.", ride.job.name)
+            self.cancel(ride.job.id)
+
+    async def _see_through(self, ride: Ride, launch: Launch, reported: Awaitable[None] | None = None) -> None:
+        """Wait for the attempt to end, free its devices, and only then do the paperwork."""
         if ride.attempt is None:
             await self.desk.never_launched(launch.job, "the worker was restarted before it launched it")
             self.runtime.forget(launch)
             return
         end = await self.runtime.wait(ride.attempt)
-        self._let_go(ride)
         if end.ended is None:
             end = replace(end, ended=self._clock())
+        self._let_go(ride)
         await asyncio.sleep(CLAIMS_FIRST_S)
-        if reporting:
-            await asyncio.wait([reporting])
+        if reported is not None:
+            await reported
         await self._close(ride, launch, end)
 
     def _let_go(self, ride: Ride) -> None:
@@ -330,7 +332,7 @@ class Dispatcher:
             goes_on = back or outcome == "crashed"
             saved = await asyncio.to_thread(saved_work, ride.attempt, ended, end.exit_code, goes_on)
             called = asked.kind if asked and back else outcome
-            self._record(*end_facts(ride.attempt, replace(end, ended=ended), called, detail, asked))
+            self._record(*end_facts(ride.attempt, end, ended, called, detail, asked))
             if asked or saved.tells:
                 self._record(saved)
             if asked and back:

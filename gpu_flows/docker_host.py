@@ -94,7 +94,8 @@ class Host:
 
     def has_init(self) -> bool:
         """Whether the engine brings a small first process, which reaps zombies and passes signals on."""
-        return (self.info().get("InitCommit") or {}).get("ID", "N/A") != "N/A"  # empty: of unknown version
+        commit = (self.info().get("InitCommit") or {}).get("ID", "N/A")
+        return str(commit) != "N/A"  # empty: of unknown version
 
     def forget_info(self) -> None:
         """It went away and may come back another."""

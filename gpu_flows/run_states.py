@@ -168,7 +168,8 @@ class RunStates:
         if state and state.is_final() and not stopped_by_us:
             return kind.value.lower(), _first_line(state.message)
         completed = end.exit_code == 0 and not speaks
-        if intent == "reschedule" and kind in _STOPPED and not completed:
+        # One that is lost may still run where nobody can see it, and must not be started again.
+        if intent == "reschedule" and kind in _STOPPED and not (completed or end.lost):
             if await self._put_back(run, why):
                 return BACK, why
             return await self._finish(run_id, end, None, speaks, why)  # it was just cancelled

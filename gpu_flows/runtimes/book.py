@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from gpu_flows.runtimes.base import Container, Launch, LaunchError, Mount
+from gpu_flows.runtimes.entry import INTENT_FILE
 from gpu_flows.schedulers.model import Device, Job
 
 log = logging.getLogger(__name__)
@@ -58,6 +59,17 @@ class Book:
     def strike(self, launch: Launch) -> None:
         """It never came to be."""
         shutil.rmtree(self.folder(launch), ignore_errors=True)
+
+    def note_stop(self, launch: Launch, intent: str) -> float | None:
+        """Note beside the attempt that it is asked to stop, and why. How long ago it was, if it was before,
+        by us or by a worker before us: then it is not asked again, which might cut its saving short."""
+        path = self.folder(launch) / INTENT_FILE
+        try:
+            return max(0.0, time.time() - path.stat().st_mtime)
+        except OSError:
+            with contextlib.suppress(OSError):
+                write(path, intent)
+            return None
 
     def open_attempts(self) -> Iterator[tuple[Path, Launch]]:
         """Every attempt whose end has not been noted."""

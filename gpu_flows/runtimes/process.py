@@ -26,8 +26,7 @@ from pathlib import Path
 import psutil
 
 from gpu_flows.runtimes.base import Attempt, End, Found, Intent, Launch, LaunchError, device_environment
-from gpu_flows.runtimes.book import Book, write
-from gpu_flows.runtimes.entry import INTENT_FILE
+from gpu_flows.runtimes.book import Book
 
 # The shell notes who it is, gives way if a fence was laid, and then becomes the job. Whatever
 # goes wrong on the way (a full disk, a folder that is gone), it does not become the job.
@@ -104,18 +103,14 @@ class ProcessRuntime:
         pid, birth = self._alive_once.get(launch.id, (0, ""))
         if not pid or not self._alive(launch.id, pid, birth):
             return
-        asked = self._book.folder(launch) / INTENT_FILE
-        # One that a worker before us asked is not asked again: that might cut its saving short.
-        since = asked.stat().st_mtime if asked.exists() else time.time()
-        if not asked.exists():
-            with contextlib.suppress(OSError):
-                write(asked, intent)
+        asked_ago = self._book.note_stop(launch, intent)
+        if asked_ago is None:
             with contextlib.suppress(OSError):
                 if launch.hears_intents:
                     os.kill(pid, signal.SIGUSR1)
                 else:
                     os.killpg(pid, signal.SIGTERM)
-        deadline = time.monotonic() + launch.grace_s - max(0.0, time.time() - since)
+        deadline = time.monotonic() + launch.grace_s - (asked_ago or 0.0)
         while self._alive(launch.id, pid, birth) and time.monotonic() < deadline:
             await asyncio.sleep(0.05)
         if self._alive(launch.id, pid, birth):

@@ -23,7 +23,7 @@ from docker.errors import APIError, NotFound
 from gpu_flows.blocks.docker import ContainerRules, DockerHost
 from gpu_flows.docker_host import Host, HostAway, archive
 from gpu_flows.runtimes.base import Attempt, End, Found, Intent, Launch, LaunchError, NodeAway, attempt_id
-from gpu_flows.runtimes.book import Book, write
+from gpu_flows.runtimes.book import Book
 from gpu_flows.runtimes.docker import checkpoints
 from gpu_flows.runtimes.docker import container as words
 from gpu_flows.runtimes.docker.follower import Follower, nanoseconds
@@ -275,20 +275,15 @@ class DockerRuntime:
             return
         name, host = live.name, live.served.host
         live.may_start = False
-        asked = self._book.folder(launch) / INTENT_FILE
-        # One that a worker before us asked is not asked again: that might cut its saving short.
-        since = asked.stat().st_mtime if asked.exists() else time.time()
-        if not asked.exists():
-            with contextlib.suppress(OSError):
-                write(asked, intent)
+        asked_ago = self._book.note_stop(launch, intent)
+        if asked_ago is None:
             with contextlib.suppress(HostAway, APIError):
                 if launch.hears_intents:
                     tar = archive({INTENT_FILE: intent.encode()})
                     await host.call(lambda api: api.put_archive(name, OURS, tar))
                 heard = "SIGUSR1" if launch.hears_intents else "SIGTERM"
                 await host.call(lambda api: api.kill(name, heard))
-        left = launch.grace_s - max(0.0, time.time() - since)
-        await asyncio.wait({live.ended}, timeout=max(0.0, left))
+        await asyncio.wait({live.ended}, timeout=max(0.0, launch.grace_s - (asked_ago or 0.0)))
         while not live.ended.done() and launch.id in self._live:
             with contextlib.suppress(HostAway, APIError):
                 await host.call(lambda api: api.kill(name, "SIGKILL"))
