@@ -15,12 +15,14 @@ from gpu_flows.analytics.facts import (
     AttemptEnded,
     AttemptStarted,
     Decided,
+    Departed,
     DeviceEvent,
     DeviceSeen,
     ExperimentRan,
     Fact,
     JobEnded,
     Sampled,
+    SavedWork,
     Swapped,
 )
 from gpu_flows.analytics.spool import Spool
@@ -30,6 +32,8 @@ ONE_OF_EACH: tuple[Fact, ...] = (
     JobEnded("job-1", T + 9, "completed"),
     AttemptStarted("job-1", 1, "fifo", "process", '["n0"]', T + 1, T + 2),
     AttemptEnded("job-1", 1, T + 9, "completed", 0),
+    Departed("job-1", 1, T + 3, T + 4, "preempted", "priority", '["job-2"]'),
+    SavedWork("job-1", 1, 2, 0.5, 1_000, T + 3, 7, None, None, None, 0.25),
     Allocated("job-1", 1, "GPU-1", "n0", 11_000, T + 2),
     Decided(T + 1, "pool", "fifo", 1, 0, 1, 35.5),
     Swapped(T, "pool", "", "fifo", "{}"),
