@@ -77,6 +77,8 @@ class AttemptEnded(Fact):
     outcome: str
     exit_code: int | None = None
     detail: str = ""
+    oom_killed: bool | None = None  # None where nobody can tell
+    peak_memory_mb: float | None = None  # of its host's memory, as far as it was watched
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Sequence
+from typing import Any, Literal
 
 from prefect.blocks.core import Block
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, model_validator
 
+from gpu_flows.blocks.docker import LOCAL, ContainerRules, DockerHost
 from gpu_flows.schedulers.cluster_spec import DEFAULT_RACK, Kind, build, parse
 from gpu_flows.schedulers.model import Node
 
@@ -47,8 +49,9 @@ class DeclaredNodes(BaseModel):
 
 class GpuCluster(Block):
     """
-    The devices of a pool: the machine's real GPUs, or a declared cluster on which jobs really run,
-    on the CPU of the worker's machine. A saved change is followed while jobs run.
+    The devices of a pool, and what runs jobs on them: the machine's real GPUs, or a declared cluster on
+    which jobs really run, on the CPU; as processes of the worker's machine, or in containers on one or
+    many Docker hosts. A saved change is followed while jobs run.
 
     Example:
         Declare a cluster of two nodes with eight devices each:
@@ -78,10 +81,48 @@ class GpuCluster(Block):
         description="The nodes of a declared cluster, kind by kind.",
     )
 
+    runtime: Literal["process", "docker"] = Field(
+        default="process",
+        title="Runtime",
+        description=(
+            "'process' runs jobs as processes of the worker's machine. 'docker' runs those that name an "
+            "image in containers: on the Docker hosts below, or on this machine's engine if none is listed."
+        ),
+    )
+    hosts: list[DockerHost] = Field(
+        default_factory=list,
+        title="Docker hosts",
+        description="Machines with a Docker engine. Each is a node, with the devices it has or declares.",
+    )
+    containers: ContainerRules = Field(
+        default_factory=ContainerRules,
+        title="Containers",
+        description="What jobs in containers may ask for.",
+    )
+
+    @model_validator(mode="after")
+    def _hosts_have_names_of_their_own(self) -> GpuCluster:
+        names = [host.name for host in self.hosts]
+        if len(set(names)) < len(names):
+            raise ValueError("two Docker hosts have the same name")
+        if self.hosts and self.runtime == "process":
+            raise ValueError("Docker hosts are listed, but the runtime is 'process'; choose 'docker'")
+        return self
+
+    @property
+    def docker_hosts(self) -> list[DockerHost]:
+        """The engines that run containers. One that is not listed stands for this machine's own, which
+        serves every node."""
+        return self.hosts or ([DockerHost(name=LOCAL)] if self.runtime == "docker" else [])
+
     @classmethod
-    def of(cls, spec: str) -> GpuCluster:
-        """From `NODESxGPUS[:MODEL[:MEM_GB]][@RACKSIZE]`, several joined by `+`, or a YAML file of racks."""
-        return cls(devices="declared", nodes=[DeclaredNodes.of(kind) for kind in parse(spec)])
+    def of(cls, spec: str = "", docker: bool = False, hosts: Sequence[str] = ()) -> GpuCluster:
+        """From `NODESxGPUS[:MODEL[:MEM_GB]][@RACKSIZE]`, several joined by `+`, or a YAML file of racks;
+        with Docker on this machine, or on hosts written as `DockerHost.of` reads them."""
+        given: dict[str, Any] = {"runtime": "docker"} if docker or hosts else {}
+        if spec:
+            given |= {"devices": "declared", "nodes": [DeclaredNodes.of(kind) for kind in parse(spec)]}
+        return cls(**given, hosts=[DockerHost.of(host) for host in hosts])
 
     def declared_nodes(self) -> list[Node]:
         return build(nodes.kind() for nodes in self.nodes)

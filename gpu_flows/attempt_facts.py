@@ -13,16 +13,16 @@ from pathlib import Path
 from gpu_flows.analytics.facts import Allocated, AttemptEnded, AttemptStarted, Departed, Fact, SavedWork
 from gpu_flows.checkpoints import contract
 from gpu_flows.leaving import Kind, Leave
-from gpu_flows.runtimes.base import Attempt, Launch
+from gpu_flows.runtimes.base import Attempt, End, Launch
 from gpu_flows.schedulers.model import Progress, Running
 
 
-def start_facts(attempt: Attempt, runtime: str) -> list[Fact]:
+def start_facts(attempt: Attempt) -> list[Fact]:
     launch = attempt.launch
     job_id, number = launch.job.id, launch.attempt
     nodes = json.dumps(list(dict.fromkeys(device.node for device in launch.devices)))
     return [
-        AttemptStarted(job_id, number, launch.policy, runtime, nodes, launch.planned, attempt.started),
+        AttemptStarted(job_id, number, launch.policy, launch.runtime, nodes, launch.planned, attempt.started),
         *(
             Allocated(
                 job_id,
@@ -38,11 +38,12 @@ def start_facts(attempt: Attempt, runtime: str) -> list[Fact]:
 
 
 def end_facts(
-    attempt: Attempt, ended: float, outcome: str, exit_code: int | None, detail: str, leave: Leave | None
+    attempt: Attempt, end: End, ended: float, outcome: str, detail: str, leave: Leave | None
 ) -> list[Fact]:
     """`leave` is what it was asked to leave for, if it was, however it ended then."""
     job_id, number = attempt.launch.job.id, attempt.launch.attempt
-    facts: list[Fact] = [AttemptEnded(job_id, number, ended, outcome, exit_code, detail)]
+    memory = end.oom_killed, end.peak_memory_mb
+    facts: list[Fact] = [AttemptEnded(job_id, number, ended, outcome, end.exit_code, detail, *memory)]
     if leave:
         room_for = json.dumps(leave.room_for)
         facts.append(Departed(job_id, number, leave.asked, ended, leave.kind, leave.policy, room_for))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from gpu_flows.runtimes.base import Attempt, Intent, Launch
+from gpu_flows.runtimes.base import Attempt, End, Intent, Launch
 from gpu_flows.schedulers.model import Job, Reason, Start
 
 BACK = "preempted"  # the outcome of a job that was put back in line
@@ -29,9 +29,7 @@ class Desk(Protocol):
         """Report the launch. False if the job should not have been launched after all."""
         ...
 
-    async def ended(
-        self, launch: Launch, exit_code: int | None, intent: Intent | None, why: str = ""
-    ) -> tuple[str, str]:
+    async def ended(self, launch: Launch, end: End, intent: Intent | None, why: str = "") -> tuple[str, str]:
         """Report the end; keeps trying until it is reported. The outcome, and a word on it. A job that
         was asked to come back later (`why` says what for) and did not end instead is put back in line."""
         ...

@@ -12,7 +12,8 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from dataclasses import replace
 from typing import Any
 
 from gpu_flows.analytics.facts import Decided, JobEnded, Swapped
@@ -21,7 +22,17 @@ from gpu_flows.belongings import Belongings
 from gpu_flows.counter import BACK, Desk, Unreachable
 from gpu_flows.leaving import leave
 from gpu_flows.ride import Ride, awaited, room_for
-from gpu_flows.runtimes.base import Attempt, Found, Intent, Launch, LaunchError, Runtime
+from gpu_flows.runtimes.base import (
+    End,
+    Found,
+    Intent,
+    Launch,
+    LaunchError,
+    NodeAway,
+    NotWanted,
+    Refused,
+    Runtime,
+)
 from gpu_flows.schedulers.engine import Action, Engine, Refuse
 from gpu_flows.schedulers.model import Job, Preempt, Progress, Reason, Running, Start
 from gpu_flows.schedulers.policy import Policy
@@ -96,14 +107,17 @@ class Dispatcher:
         ride = Ride(job, launch.devices, holds=False, boarded=True, attempt=attempt)
         ride.leave = self._belongings.leave_of(job.id, launch.attempt)
         if attempt is not None:  # its worker may have died before it noted the start
-            self._record(*start_facts(attempt, self.runtime.name))
+            self._record(*start_facts(attempt))
         if attempt is not None and found.alive:
             ride.holds = self.engine.adopt(job, launch.devices, attempt.started, launch.attempt, before)
             if not ride.holds:
                 self._log.warning("Run %s runs on devices that the cluster no longer offers.", job.name)
         if ride.leave:
             self._ask_to_stop(ride, "reschedule")
-        self._carry(ride, self._see_through(ride, launch))
+        report = attempt is not None and found.alive
+        self._carry(
+            ride, self._report_and_see_through(ride, launch) if report else self._see_through(ride, launch)
+        )
 
     # -- what is asked ------------------------------------------------------------------------
 
@@ -217,29 +231,33 @@ class Dispatcher:
         ride.former = None
         try:
             launch = await self.desk.claim(Start(job, ride.devices), policy, planned)
-            if launch is None:
-                return self._let_go(ride)
-            if ride.stirred.done():  # asked to stop while it was being claimed
-                self._let_go(ride)
-                return await self._close(ride, launch, None, self._clock())
-            ride.attempt = await self.runtime.launch(launch)
         except Unreachable as error:
             self._log.warning("Cannot claim run %s now: %s", job.name, error)
             self._paused_until = self._clock() + PAUSE_WHEN_UNREACHABLE_S
             return await self._give_up(ride)
-        except Exception as error:  # whatever it is, the run must not stay claimed for ever
+        except LaunchError as error:
+            return await self._not_launched(ride, error)
+        if launch is None:
+            return self._let_go(ride)
+        try:
+            if ride.stirred.done():
+                raise NotWanted("it was asked to stop while it was being claimed")
+            ride.attempt = await self.runtime.launch(launch, lambda: not ride.stirred.done())
+        except NotWanted:  # before anything of it ran
             self._let_go(ride)
-            unforeseen = None if isinstance(error, LaunchError) else error
-            self._log.error("Run %s cannot be launched: %s", job.name, error, exc_info=unforeseen)
-            await self.desk.failed_to_launch(job, str(error))
-            return self.note_end(job.id, "crashed", str(error))
-        attempt = ride.attempt
+            return await self._close(ride, launch, End())
+        except NodeAway as error:
+            self._log.warning("Run %s waits again: %s", job.name, error)
+            self._paused_until = self._clock() + PAUSE_WHEN_UNREACHABLE_S
+            await self.desk.never_launched(job, str(error))
+            return await self._give_up(ride)
+        except Exception as error:  # whatever it is, the run must not stay claimed for ever
+            return await self._not_launched(ride, error)
         if ride.holds:
-            self.engine.started(job.id, attempt.started, launch.attempt)
-        self._record(*start_facts(attempt, self.runtime.name))
+            self.engine.started(job.id, ride.attempt.started, launch.attempt)
+        self._record(*start_facts(ride.attempt))
         self._stop_if_asked(ride)  # while it was being launched
-        reporting = asyncio.ensure_future(self._report(attempt))
-        await self._see_through(ride, launch, reporting)
+        await self._report_and_see_through(ride, launch)
 
     async def _give_up(self, ride: Ride) -> None:
         """The job was not even claimed. It waits on, unless it was cancelled, or ended instead of moving.
@@ -257,27 +275,43 @@ class Dispatcher:
         else:
             ride.returns = self._belongings.progress(ride.job.id)
 
-    async def _report(self, attempt: Attempt) -> None:
-        if not await self.desk.launched(attempt):
-            self._log.info("Run %s was cancelled just as it was launched.", attempt.launch.job.name)
-            self.cancel(attempt.launch.job.id)
+    async def _not_launched(self, ride: Ride, error: Exception) -> None:
+        self._let_go(ride)
+        unforeseen = None if isinstance(error, LaunchError) else error
+        self._log.error("Run %s cannot be launched: %s", ride.job.name, error, exc_info=unforeseen)
+        if isinstance(error, Refused):
+            await self._refuse(Refuse(ride.job, Reason("not_allowed", f"{error}.")))
+            return
+        await self.desk.failed_to_launch(ride.job, str(error))
+        self.note_end(ride.job.id, "crashed", str(error))
 
-    async def _see_through(
-        self, ride: Ride, launch: Launch, reporting: asyncio.Future[None] | None = None
-    ) -> None:
-        """Wait for the attempt to end, free its devices, and only then do the paperwork. A launch that
-        is still being reported comes first."""
+    async def _report_and_see_through(self, ride: Ride, launch: Launch) -> None:
+        """The launch is reported while it already runs; its end only after that, whoever is quicker."""
+        reporting = asyncio.ensure_future(self._report(ride))
+        try:
+            await self._see_through(ride, launch, reporting)
+        finally:
+            reporting.cancel()
+
+    async def _report(self, ride: Ride) -> None:
+        if ride.attempt and not await self.desk.launched(ride.attempt):
+            self._log.info("Run %s was cancelled just as it was launched.", ride.job.name)
+            self.cancel(ride.job.id)
+
+    async def _see_through(self, ride: Ride, launch: Launch, reported: Awaitable[None] | None = None) -> None:
+        """Wait for the attempt to end, free its devices, and only then do the paperwork."""
         if ride.attempt is None:
             await self.desk.never_launched(launch.job, "the worker was restarted before it launched it")
             self.runtime.forget(launch)
             return
-        exit_code = await self.runtime.wait(ride.attempt)
-        ended = self._clock()
+        end = await self.runtime.wait(ride.attempt)
+        if end.ended is None:
+            end = replace(end, ended=self._clock())
         self._let_go(ride)
         await asyncio.sleep(CLAIMS_FIRST_S)
-        if reporting:
-            await asyncio.wait([reporting])
-        await self._close(ride, launch, exit_code, ended)
+        if reported is not None:
+            await reported
+        await self._close(ride, launch, end)
 
     def _let_go(self, ride: Ride) -> None:
         """Nothing of the ride is on its devices any more."""
@@ -288,17 +322,17 @@ class Dispatcher:
         self._leaving.discard(ride)
         self.wake()
 
-    async def _close(self, ride: Ride, launch: Launch, exit_code: int | None, ended: float) -> None:
+    async def _close(self, ride: Ride, launch: Launch, end: End) -> None:
         """Report the end, and write down what it came to; in this order, for whoever has to do it again."""
-        job_id, asked = launch.job.id, ride.leave
-        outcome, detail = await self.desk.ended(launch, exit_code, ride.intent, asked.why if asked else "")
+        job_id, asked, ended = launch.job.id, ride.leave, end.ended or self._clock()
+        outcome, detail = await self.desk.ended(launch, end, ride.intent, asked.why if asked else "")
         back, progress = outcome == BACK, self._belongings.progress(job_id)
         ride.over = not back
         if ride.attempt:
             goes_on = back or outcome == "crashed"
-            saved = await asyncio.to_thread(saved_work, ride.attempt, ended, exit_code, goes_on)
+            saved = await asyncio.to_thread(saved_work, ride.attempt, ended, end.exit_code, goes_on)
             called = asked.kind if asked and back else outcome
-            self._record(*end_facts(ride.attempt, ended, called, exit_code, detail, asked))
+            self._record(*end_facts(ride.attempt, end, ended, called, detail, asked))
             if asked or saved.tells:
                 self._record(saved)
             if asked and back:

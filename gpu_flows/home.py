@@ -6,6 +6,8 @@ import os
 import re
 from pathlib import Path
 
+END_WITH_WORKER = "GPU_FLOWS_END_JOBS_WITH_WORKER"  # set for a worker whose server goes away with it
+
 
 def home() -> Path:
     return Path(os.environ.get("GPU_FLOWS_HOME") or Path.home() / ".gpu-flows").expanduser()

@@ -32,12 +32,17 @@ from prefect.client.schemas.filters import (
 from prefect.client.schemas.objects import Flow, FlowRun, State, StateType, WorkPool, WorkQueue
 from prefect.client.schemas.responses import DeploymentResponse
 from prefect.client.schemas.sorting import FlowRunSort
+from prefect.exceptions import ObjectNotFound
 
 from gpu_flows.analytics.facts import JobSubmitted
-from gpu_flows.job_variables import BadAsk, GpuJobConfiguration, job_of
+from gpu_flows.blocks import ContainerRules
+from gpu_flows.job_container import FORM, asked_by_form, container_of, secret_names
+from gpu_flows.job_variables import BadAsk, GpuJobConfiguration, check_names, job_of
 from gpu_flows.run_states import now
+from gpu_flows.runtimes.base import LaunchError, Login, Refused
 from gpu_flows.schedulers.model import Job
 
+CREDENTIALS = "docker-registry-credentials"  # the slug of Prefect's own block
 PAGE = 200  # the most the server gives at once
 TRUST_DEPLOYMENTS_S = 10.0
 
@@ -61,6 +66,7 @@ class Intake:
         self._flows: dict[UUID, Flow] = {}
         self._lines: dict[str, WorkQueue] = {}
         self._in_pool = WorkPoolFilter(name=WorkPoolFilterName(any_=[pool.name]))
+        self.container_rules = (ContainerRules(), True)  # and whether the hosts' files are the worker's
 
     # -- looking ------------------------------------------------------------------------------
 
@@ -175,9 +181,13 @@ class Intake:
 
     def _job(self, run: FlowRun) -> Job:
         queue = self._lines.get(run.work_queue_name or "")
+        offered = self.pool.base_job_template.get("variables", {}).get("properties", {})
+        check_names(_overrides(self._deployment_of(run), run), offered)
+        variables = self.variables(run)
+        self._check_container(run, variables)
         return job_of(
             str(run.id),
-            self.variables(run),
+            variables,
             due=_due(run),
             name=run.name,
             user=_user(run),
@@ -192,8 +202,21 @@ class Intake:
             for name, field in properties.get("properties", {}).items()
             if field.get("default") is not None
         }
-        deployment = self._deployments.get(run.deployment_id) if run.deployment_id else None
-        return {**defaults, **_overrides(deployment, run)}
+        return {**defaults, **_overrides(self._deployment_of(run), run)}
+
+    def _deployment_of(self, run: FlowRun) -> DeploymentResponse | None:
+        return self._deployments.get(run.deployment_id) if run.deployment_id else None
+
+    def _check_container(self, run: FlowRun, variables: dict[str, Any]) -> None:
+        """Refuse early what would be refused later. What is still to be looked up (a variable or block of
+        Prefect's) is held against the rules when the run is launched."""
+        if not variables.get("image") or "{{" in str(variables):
+            return
+        try:
+            env = variables.get("env") or {}
+            container_of(variables, env, [str(variables.get("command") or "")], *self.container_rules)
+        except Refused as error:
+            raise BadAsk(f"{error}.") from None
 
     async def _refresh_deployments(self, runs: list[FlowRun]) -> None:
         """Deployments change rarely and are shared by many runs: read each once in a while."""
@@ -229,6 +252,30 @@ class Intake:
             worker_id=worker_id,
         )
         return configuration
+
+    def is_form(self, run: FlowRun) -> bool:
+        """Whether the run's flow only describes a container."""
+        deployment = self._deployment_of(run)
+        return bool(deployment and deployment.entrypoint == FORM)
+
+    def secret_names(self, run: FlowRun) -> set[str]:
+        """The environment variables of a run that nobody but the job should read."""
+        return secret_names(self.variables(run).get("env") or {})
+
+    async def login(self, block: str) -> Login | None:
+        """What a credentials block says. Raises LaunchError where there is none of that name."""
+        if not block:
+            return None
+        try:
+            document = await self._client.read_block_document_by_name(
+                block, CREDENTIALS, include_secrets=True
+            )
+        except ObjectNotFound:
+            raise LaunchError(f"there is no Docker Registry Credentials block {block!r}") from None
+        data = document.data
+        return Login(
+            str(data.get("username", "")), str(data.get("password", "")), str(data.get("registry_url", ""))
+        )
 
     async def code_at_hand(self, run: FlowRun) -> tuple[str, str] | None:
         """Directory and entrypoint of the run's code, if all its deployment does to get it is to go to
@@ -293,6 +340,8 @@ def _due(run: FlowRun) -> datetime:
 def _overrides(deployment: DeploymentResponse | None, run: FlowRun) -> dict[str, Any]:
     """Job variables of the deployment and, over them, of the run; only `env` is merged inside."""
     ours, theirs = dict(deployment.job_variables or {} if deployment else {}), dict(run.job_variables or {})
+    if deployment and deployment.entrypoint == FORM:
+        ours |= asked_by_form(run.parameters)
     env = {**(ours.get("env") or {}), **(theirs.get("env") or {})}
     return {**ours, **theirs, **({"env": env} if env else {})}
 

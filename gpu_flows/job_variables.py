@@ -8,13 +8,17 @@ default (0 or empty for "none") are used because the UI draws them as simple box
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from datetime import datetime
+from difflib import get_close_matches
 from typing import Any, Literal
 
 from prefect.workers.base import BaseJobConfiguration, BaseVariables
 from pydantic import BaseModel, Field, ValidationError
 
 from gpu_flows.prefect_private import QuickEnvironment
+from gpu_flows.runtimes.base import Pull
+from gpu_flows.runtimes.docker.launchers import Launcher
 from gpu_flows.schedulers.model import Job
 
 MOST_GPUS = 4096
@@ -106,14 +110,66 @@ class Ask(BaseModel):
     )
 
 
-class GpuJobVariables(BaseVariables, Ask):  # in this order the form begins with the GPUs
-    """The whole form of a `gpu` work pool."""
+class ContainerAsk(BaseModel):
+    """The part of the form that is about a container."""
 
     image: str = Field(
         default="",
         title="Container image",
-        description="Image to run the job in. Needs a pool whose runtime is Docker; leave empty otherwise.",
+        description=(
+            "Image to run the job in, on a pool whose runtime is Docker. With a command, any image; without "
+            "one, an image that has Prefect and the flow in it. Empty runs the job as a process."
+        ),
     )
+    pull: Pull = Field(
+        default="if-not-present",
+        title="Pull the image",
+        description="Whether the image is pulled from its registry: if the host lacks it, always, or never.",
+    )
+    launcher: Launcher = Field(
+        default="auto",
+        title="Launcher",
+        description=(
+            "How a command in a container uses several devices: 'auto' gives Python programs to torchrun, "
+            "'horovodrun' needs an image with Horovod, 'none' runs the command as it is."
+        ),
+    )
+    mounts: list[str] = Field(
+        default_factory=list,
+        title="Mounts",
+        description="Folders of the host, as SOURCE:TARGET or SOURCE:TARGET:ro, where the pool allows them.",
+    )
+    shm_gb: float = Field(
+        default=1,
+        ge=0,
+        le=256,
+        title="Shared memory (GB)",
+        description="Size of /dev/shm in the container, through which data loaders and NCCL talk.",
+    )
+    memory_gb: float = Field(
+        default=0,
+        ge=0,
+        le=65536,
+        title="Memory limit (GB)",
+        description="Most main memory of the container; 0 means the pool's own limit.",
+    )
+    cpus: float = Field(
+        default=0,
+        ge=0,
+        le=4096,
+        title="CPU limit",
+        description="Most processors of the container; 0 means the pool's own limit.",
+    )
+    registry_credentials: str = Field(
+        default="",
+        title="Registry credentials",
+        description="Name of a Docker Registry Credentials block, for an image in a private registry.",
+    )
+
+
+class GpuJobVariables(BaseVariables, ContainerAsk, Ask):  # in this order the form begins with the GPUs
+    """The whole form of a `gpu` work pool."""
+
     command: str = Field(
         default="",
         title="Command",
@@ -170,6 +226,13 @@ class GpuJobConfiguration(QuickEnvironment, BaseJobConfiguration):
     the variables themselves, before anything is resolved."""
 
     image: str = ""
+    pull: Pull = "if-not-present"
+    launcher: Launcher = "auto"
+    mounts: list[str] = Field(default_factory=list)
+    shm_gb: float = 1
+    memory_gb: float = 0
+    cpus: float = 0
+    registry_credentials: str = ""
     working_dir: str = ""
     grace_seconds: float = 30
     checkpoint_root: str = ""
@@ -177,6 +240,17 @@ class GpuJobConfiguration(QuickEnvironment, BaseJobConfiguration):
 
 class BadAsk(ValueError):
     """A run's job variables make no sense; the message names each field and what is wrong."""
+
+
+def check_names(given: Iterable[str], offered: Iterable[str]) -> None:
+    """A variable that nobody reads is a slip, or a wish that no job is granted. Prefect lets it pass."""
+    known = set(GpuJobVariables.model_fields) | set(offered)
+    for name in given:
+        top = name.partition(".")[0]  # `env.NAME` sets one entry of `env`
+        if top not in known:
+            alike = get_close_matches(top, known, n=1)
+            hint = f" Did you mean {alike[0]!r}?" if alike else ""
+            raise BadAsk(f"A job of this pool cannot ask for {top!r}: there is no such job variable.{hint}")
 
 
 def job_of(

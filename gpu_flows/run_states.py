@@ -22,10 +22,10 @@ from prefect.client.orchestration import PrefectClient
 from prefect.client.schemas.objects import FlowRun, State, StateType
 from prefect.client.schemas.responses import SetStateStatus
 from prefect.exceptions import ObjectNotFound
-from prefect.states import Cancelled, Completed, Crashed, Failed, Pending, Scheduled
+from prefect.states import Cancelled, Completed, Crashed, Failed, Pending, Running, Scheduled
 
 from gpu_flows.counter import BACK, Unreachable
-from gpu_flows.runtimes.base import Intent
+from gpu_flows.runtimes.base import End, Intent
 from gpu_flows.schedulers.model import Reason
 
 WAITING = "AwaitingGPU"
@@ -137,19 +137,29 @@ class RunStates:
 
     # -- ending -------------------------------------------------------------------------------
 
+    async def show_running(self, run_id: UUID) -> None:
+        """For a job that does not speak to Prefect: it runs."""
+
+        async def write() -> None:
+            run = await self._client.read_flow_run(run_id)
+            if run.state_type == StateType.PENDING:
+                await self._client.set_flow_run_state(run_id, Running())
+
+        await until_answered(write)
+
     async def finish(
-        self, run_id: UUID, exit_code: int | None, intent: Intent | None, speaks: bool, why: str = ""
+        self, run_id: UUID, end: End, intent: Intent | None, speaks: bool, why: str = ""
     ) -> tuple[str, str]:
         """Read what became of the run, and write what its process could not say itself.
         `speaks` is whether the process reports to Prefect on its own, `why` what it was preempted for.
         The outcome and a word on it."""
-        return await until_answered(lambda: self._finish(run_id, exit_code, intent, speaks, why)) or (
+        return await until_answered(lambda: self._finish(run_id, end, intent, speaks, why)) or (
             "lost",
             "the run was deleted",
         )
 
     async def _finish(
-        self, run_id: UUID, exit_code: int | None, intent: Intent | None, speaks: bool, why: str
+        self, run_id: UUID, end: End, intent: Intent | None, speaks: bool, why: str
     ) -> tuple[str, str]:
         run = await self._client.read_flow_run(run_id)
         state = run.state
@@ -157,16 +167,17 @@ class RunStates:
         stopped_by_us = intent is not None and kind == StateType.CRASHED  # it could not say what for
         if state and state.is_final() and not stopped_by_us:
             return kind.value.lower(), _first_line(state.message)
-        completed = exit_code == 0 and not speaks
-        if intent == "reschedule" and kind in _STOPPED and not completed:
+        completed = end.exit_code == 0 and not speaks
+        # One that is lost may still run where nobody can see it, and must not be started again.
+        if intent == "reschedule" and kind in _STOPPED and not (completed or end.lost):
             if await self._put_back(run, why):
                 return BACK, why
-            return await self._finish(run_id, exit_code, None, speaks, why)  # it was just cancelled
+            return await self._finish(run_id, end, None, speaks, why)  # it was just cancelled
         if kind == StateType.SCHEDULED:
             return "rescheduled", _first_line(state.message if state else "")
         if kind == StateType.PAUSED:
             return "suspended", _first_line(state.message if state else "")
-        final = _closing_state(kind, exit_code, intent, speaks)
+        final = _closing_state(kind, end, intent, speaks)
         await self._client.set_flow_run_state(run_id, final, force=True)
         return final.type.value.lower(), _first_line(final.message)
 
@@ -232,26 +243,34 @@ def could_not_launch(why: str) -> State[None]:
     return state
 
 
-def _closing_state(
-    kind: StateType, exit_code: int | None, intent: Intent | None, speaks: bool
-) -> State[None]:
+def _closing_state(kind: StateType, end: End, intent: Intent | None, speaks: bool) -> State[None]:
     """The final state of a run whose process is gone and said none."""
     if kind == StateType.CANCELLING or intent == "cancel":
         return Cancelled(message="Cancelled; its process has ended.")
-    if exit_code == 0 and not speaks:
+    code = end.exit_code
+    if end.lost or code is None or speaks or _signal(code) or (code and end.oom_killed):
+        return Crashed(message=_explain_exit(end))
+    if code == 0:
         return Completed(message="The command ended with exit code 0.")
-    if not speaks and exit_code is not None and exit_code > 0:
-        return Failed(message=f"The command ended with exit code {exit_code}.")
-    return Crashed(message=_explain_exit(exit_code))
+    return Failed(message=f"The command ended with exit code {code}.")
 
 
-def _explain_exit(exit_code: int | None) -> str:
-    if exit_code is None:
+def _explain_exit(end: End) -> str:
+    code = end.exit_code
+    if end.detail and (code is None or end.oom_killed):
+        return end.detail
+    if code is None:
         return "Its process ended while no worker was watching, without reporting a result."
-    if exit_code < 0:
-        hint = " (out of memory, or killed by somebody)" if exit_code == -9 else ""
-        return f"Its process was ended by signal {-exit_code}{hint} before it reported a result."
-    return f"Its process ended with exit code {exit_code} before it reported a result; see its output."
+    more = f" {end.detail}" if end.detail else ""
+    if _signal(code):
+        hint = " (out of memory, or killed by somebody)" if _signal(code) == 9 else ""
+        return f"Its process was ended by signal {_signal(code)}{hint} before it reported a result.{more}"
+    return f"Its process ended with exit code {code} before it reported a result; see its output.{more}"
+
+
+def _signal(exit_code: int) -> int:
+    """The signal that ended a process; 0 if none did. Of a container's, 128 is added to it."""
+    return -exit_code if exit_code < 0 else exit_code - 128 if 128 < exit_code < 128 + 65 else 0
 
 
 def _first_line(message: str | None) -> str:

@@ -9,10 +9,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 import httpx
@@ -21,18 +22,22 @@ from prefect.client.schemas.objects import StateType, WorkPool
 from prefect.events import Event
 from prefect.exceptions import PrefectException
 
+from gpu_flows.analytics.facts import DeviceEvent
 from gpu_flows.analytics.recorder import Recorder
 from gpu_flows.belongings import Belongings
-from gpu_flows.blocks import Warehouse
+from gpu_flows.blocks import GpuCluster, Warehouse
 from gpu_flows.configuration import BadBlock, BlockNames, read_warehouse
 from gpu_flows.desk import PrefectDesk
 from gpu_flows.dispatcher import Dispatcher
-from gpu_flows.home import default_warehouse, pool_folder
+from gpu_flows.home import END_WITH_WORKER, default_warehouse, pool_folder
 from gpu_flows.intake import Arrivals, Intake
 from gpu_flows.labels import Labels
 from gpu_flows.leadership import Leadership
+from gpu_flows.run_logs import RunLogs
 from gpu_flows.run_states import RunStates, now
+from gpu_flows.runtimes.book import Book
 from gpu_flows.runtimes.process import ProcessRuntime
+from gpu_flows.runtimes.routing import Runtimes
 from gpu_flows.schedulers.engine import Engine
 from gpu_flows.schedulers.model import Job, Reason
 from gpu_flows.schedulers.policies.fifo import Fifo
@@ -40,6 +45,9 @@ from gpu_flows.schedulers.protection import Protection
 from gpu_flows.settings import Settings
 from gpu_flows.status import publish, status_of
 from gpu_flows.watch import listen
+
+if TYPE_CHECKING:
+    from gpu_flows.runtimes.docker.runtime import DockerRuntime
 
 REST_SHARE, LONGEST_REST_S = 10.0, 20.0
 Identity = Callable[[], tuple[str, UUID | None]]  # the worker's name, and its id on the server
@@ -57,11 +65,12 @@ class PoolService:
         self._client, self._identity, self._log = client, identity, log
         self.pool = pool
         self.folder = pool_folder(pool.name)
-        self.runtime = ProcessRuntime(self.folder)
-        self.belongings = Belongings(self.folder)
         self.engine = Engine((), Fifo(), can_preempt=True, protection=Protection())
         self.intake = Intake(client, pool, queues)
         self.states = RunStates(client, pool.name)
+        self.book, self.belongings = Book(self.folder), Belongings(self.folder)
+        self.containers = self._containers(self.book)
+        self.runtime = Runtimes(ProcessRuntime(self.book), self.containers)
         self.desk = PrefectDesk(
             pool.name, self.intake, self.states, identity, self._attempts_of, self.belongings.checkpoints
         )
@@ -78,7 +87,9 @@ class PoolService:
             on_put_down=self._put_down,
             flush=self._flush,
         )
-        self._settings = Settings(client, pool.name, self.dispatcher, self._record, log)
+        self._settings = Settings(
+            client, pool.name, self.dispatcher, self.containers, self._follow_cluster, self._record, log
+        )
         self._labels = Labels(self.dispatcher, self.states)
         self._due: dict[str, Job] = {}  # every due job, also those that limits hold back
         self._described: set[str] = set()  # jobs whose fact has been written
@@ -88,6 +99,18 @@ class PoolService:
         self._rest_until = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+
+    def _containers(self, book: Book) -> DockerRuntime:
+        from gpu_flows.runtimes.docker.runtime import DockerRuntime  # loads Docker's library: not on import
+
+        return DockerRuntime(
+            book,
+            str(self.pool.id),  # whoever serves this pool, from whatever machine, owns its containers
+            RunLogs(self._client),
+            on_found=lambda found: self.dispatcher.adopt(found),
+            on_host=self._hear_of_host,
+            may_act=lambda: self.dispatcher.active,
+        )
 
     # -- life ---------------------------------------------------------------------------------
 
@@ -148,13 +171,14 @@ class PoolService:
     async def _recover(self) -> None:
         """Find out from the world what a worker before us left: adopt what lives, close what died.
         What it had claimed and never launched, the first poll puts back in line."""
-        found = self.runtime.find()
-        for each in found:
+        for each in await self.runtime.find():
             if not self.dispatcher.carries(each.launch.job.id):
                 self.dispatcher.adopt(each)
 
     async def close(self) -> None:
         """Stop serving. Jobs go on running, and the next worker adopts them."""
+        if os.environ.get(END_WITH_WORKER):
+            await self.containers.kill_all()
         await self.dispatcher.close()
         for task in list(self._tasks):
             task.cancel()
@@ -162,6 +186,7 @@ class PoolService:
         if self._timer:
             self._timer.cancel()
         await self._settings.close()
+        await self.containers.close()
         if self._recorder:
             await asyncio.to_thread(self._recorder.close)
         await self._leadership.release()
@@ -235,7 +260,7 @@ class PoolService:
 
     def _attempts_of(self, job_id: str) -> int:
         """How many attempts a job has had; also if their folders have been swept away meanwhile."""
-        return max(self.runtime.attempts_of(job_id), self.belongings.progress(job_id).attempts)
+        return max(self.book.attempts_of(job_id), self.belongings.progress(job_id).attempts)
 
     def _admit(self) -> None:
         """Give the engine the due jobs that the pool's and its queues' limits leave room for."""
@@ -302,6 +327,27 @@ class PoolService:
 
     def _hear_of_block(self, event: Event) -> None:
         self._spawn(self._follow_blocks())
+
+    def _follow_cluster(self, cluster: GpuCluster) -> None:
+        """Another cluster from now on: what containers may ask for, and where they run."""
+        self.desk.cluster = cluster
+        here = all(host.is_here for host in cluster.docker_hosts)
+        self.intake.container_rules = (cluster.containers, here)
+
+    def _hear_of_host(self, name: str, trouble: str) -> None:
+        """A Docker host went down or came up, and with it the nodes that it serves."""
+        nodes = self.engine.cluster.nodes
+        if trouble:
+            self._log.error("%s", trouble)
+        else:
+            self._log.info("Docker host %s answers.", name)
+        for node in [name] if self.desk.cluster.hosts else list(nodes):
+            if node in nodes:
+                self.engine.set_node(node, not trouble, trouble)
+                kind, now = ("gone" if trouble else "healthy"), time.time()
+                devices = (state.device for state in nodes[node].devices)
+                self._record(*(DeviceEvent(now, d.id, d.node, kind, trouble) for d in devices))
+        self.dispatcher.wake()
 
     async def _follow_blocks(self) -> None:
         with contextlib.suppress(httpx.HTTPError):

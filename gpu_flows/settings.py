@@ -10,7 +10,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from prefect.client.orchestration import PrefectClient
 from prefect.events import emit_event
@@ -20,9 +20,13 @@ from gpu_flows.configuration import BadBlock, BlockNames, PolicyChoice, read_clu
 from gpu_flows.devices.base import DeviceError, DeviceSource, Reading
 from gpu_flows.devices.sampler import Sampler
 from gpu_flows.dispatcher import Dispatcher
+from gpu_flows.schedulers.model import Node
 from gpu_flows.schedulers.policy import PolicyError
 from gpu_flows.schedulers.protection import Protection
 from gpu_flows.telemetry import Telemetry, open_devices
+
+if TYPE_CHECKING:
+    from gpu_flows.runtimes.docker.runtime import DockerRuntime
 
 RETRY_DEVICES_S = 60.0
 
@@ -33,10 +37,13 @@ class Settings:
         client: PrefectClient,
         pool: str,
         dispatcher: Dispatcher,
+        containers: DockerRuntime,
+        on_cluster: Callable[[GpuCluster], None],
         record: Callable[..., None],
         log: logging.Logger,
     ) -> None:
         self._client, self._pool, self._dispatcher, self._log = client, pool, dispatcher, log
+        self._containers, self._on_cluster = containers, on_cluster
         self._engine = dispatcher.engine
         self._telemetry = Telemetry(pool, dispatcher.engine, dispatcher.runtime, record)
         self._choice: PolicyChoice | None = None  # the last that the scheduler block was seen to name
@@ -114,7 +121,16 @@ class Settings:
             if cluster == self._cluster and time.monotonic() < self._retry_devices_at:
                 return
             self._cluster, self._retry_devices_at = cluster, float("inf")
-            source, nodes = await asyncio.to_thread(open_devices, cluster, self._telemetry.load)
+            self._containers.serve(cluster.docker_hosts, cluster.containers, serves_all=not cluster.hosts)
+            self._on_cluster(cluster)
+            source, nodes = await asyncio.to_thread(
+                open_devices,
+                cluster,
+                self._telemetry.load,
+                self._containers.hosts(),
+                self._containers.installation[:8],
+                self.sample_s,
+            )
         except (BadBlock, DeviceError, ValueError) as error:
             self._retry_devices_at = time.monotonic() + RETRY_DEVICES_S
             if self.trouble != f"The devices stay as they are: {error}":
@@ -123,7 +139,7 @@ class Settings:
             return
         await self.close()
         self._source, self.trouble = source, ""
-        self._telemetry.adopt(nodes, time.time())
+        self._adopt(nodes)
         loop = asyncio.get_running_loop()
         self._sampler = Sampler(source, self.sample_s, lambda at, got: self._in_loop(loop, at, got))
         self._dispatcher.wake()
@@ -133,6 +149,14 @@ class Settings:
         with contextlib.suppress(RuntimeError):  # the loop is closing
             loop.call_soon_threadsafe(self._take, at, readings)
 
+    def _adopt(self, nodes: list[Node]) -> None:
+        self._telemetry.adopt(nodes, time.time())
+        for node in nodes:
+            trouble = self._containers.trouble_of(node.name)
+            self._engine.set_node(node.name, not trouble, trouble)
+
     def _take(self, at: float, readings: list[Reading]) -> None:
+        if self._source and (nodes := self._source.news()):
+            self._adopt(nodes)
         self._telemetry.take(at, readings)
         self._dispatcher.wake()

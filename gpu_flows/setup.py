@@ -56,9 +56,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("pool")
     parser.add_argument("--cluster", default="", help="NODESxGPUS[:MODEL[:MEM_GB]], joined by +")
+    parser.add_argument("--docker", action="store_true", help="containers on this machine's engine")
+    parser.add_argument("--docker-host", action="append", default=[], help="NAME=ADDRESS[,SETTING=VALUE ...]")
     parser.add_argument("--blocks", default="default", help="name of the three blocks")
     given = parser.parse_args()
-    asyncio.run(set_up(given.pool, GpuCluster.of(given.cluster) if given.cluster else None, given.blocks))
+    said = given.cluster or given.docker or given.docker_host
+    cluster = GpuCluster.of(given.cluster, given.docker, given.docker_host) if said else None
+    asyncio.run(set_up(given.pool, cluster, given.blocks))
 
 
 if __name__ == "__main__":

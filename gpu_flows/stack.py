@@ -15,12 +15,13 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.resources import files
 from pathlib import Path
 
 import yaml
 
+from gpu_flows.home import END_WITH_WORKER
 from gpu_flows.runtimes.process import kill_all
 
 PREFECT = (sys.executable, "-m", "prefect")
@@ -60,6 +61,7 @@ class Stack:
         private = {
             "PREFECT_HOME": str(self.home / "prefect"),
             "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+            END_WITH_WORKER: "1",
             "PREFECT_CLI_PROMPT": "false",
         }
         return {**inherited, **private, **ours}
@@ -73,10 +75,14 @@ class Stack:
             self._healthy, self._server, SERVER_PATIENCE_S, "The Prefect server does not answer", "server.log"
         )
 
-    def set_up(self, cluster: str = "", blocks: str = "default") -> None:
-        """The pool and its blocks, unless they are there already."""
-        declared = ["--cluster", cluster] if cluster else []
-        self.run([sys.executable, "-m", "gpu_flows.setup", self.pool, "--blocks", blocks, *declared])
+    def set_up(
+        self, cluster: str = "", blocks: str = "default", docker: bool = False, hosts: Sequence[str] = ()
+    ) -> None:
+        """The pool and its blocks, unless they are there already. What is said of the cluster replaces it."""
+        said = ["--cluster", cluster] if cluster else []
+        said += ["--docker"] if docker else []
+        said += [word for host in hosts for word in ("--docker-host", host)]
+        self.run([sys.executable, "-m", "gpu_flows.setup", self.pool, "--blocks", blocks, *said])
 
     def deploy(self) -> None:
         """Put the deployments of prefect.yaml on the server, for this stack's pool."""

@@ -7,18 +7,32 @@ from collections.abc import Callable, Mapping, Sequence
 from gpu_flows.analytics.facts import DeviceEvent, DeviceSeen, Sampled
 from gpu_flows.blocks.cluster import GpuCluster
 from gpu_flows.devices.base import DeviceError, DeviceSource, NoDevices, Reading
+from gpu_flows.devices.docker_hosts import DockerDevices
 from gpu_flows.devices.nvml import NvmlDevices
 from gpu_flows.devices.simulated import Load, SimulatedDevices
+from gpu_flows.docker_host import Host
 from gpu_flows.runtimes.base import Runtime
 from gpu_flows.schedulers.engine import Engine
 from gpu_flows.schedulers.model import Node, all_devices
 
 
 def open_devices(
-    cluster: GpuCluster, load: Callable[[], Mapping[str, Sequence[Load]]] = dict
+    cluster: GpuCluster,
+    load: Callable[[], Mapping[str, Sequence[Load]]] = dict,
+    hosts: Sequence[Host] = (),
+    owner: str = "",
+    every_s: float = 1.0,
 ) -> tuple[DeviceSource, list[Node]]:
-    """The devices that a cluster block means on this machine. May take as long as a driver takes to
-    wake. Only a machine that has no GPU at all is simulated: one whose NVML fails is an error."""
+    """The devices that a cluster block means, on this machine or on its Docker hosts. May take as long as a
+    driver takes to wake. Only a machine that has no GPU at all is simulated: one whose NVML fails is an
+    error."""
+    if cluster.hosts:
+        source = DockerDevices(hosts, cluster.containers.probe_image, owner, every_s, load)
+        try:
+            return source, source.nodes()
+        except DeviceError:
+            source.close()
+            raise
     if cluster.devices != "declared":
         real = NvmlDevices()
         try:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 
@@ -46,12 +46,12 @@ def new_stack(server: Stack, tmp_path: Path) -> Iterator[Callable[..., Stack]]:
     is gone when the test ends."""
     with ExitStack() as opened:
 
-        def make(cluster: str = "1x4:GTX 1080 Ti:11", worker: bool = True) -> Stack:
+        def make(cluster: str = "1x4:GTX 1080 Ti:11", worker: bool = True, **docker: Any) -> Stack:
             pool = f"pool-{time.time_ns()}"
             stack = Stack(tmp_path / pool, pool=pool, api_url=server.api_url)
             opened.callback(stack.stop_jobs)
             opened.enter_context(stack)
-            stack.set_up(cluster, blocks=pool)
+            stack.set_up(cluster, blocks=pool, **docker)
             if worker:
                 stack.start_worker()
             return stack

@@ -13,6 +13,12 @@ from gpu_flows.analytics.answers import answer
 from gpu_flows.stack import Stack
 from gpu_flows.status import Status
 
+ENTRYPOINTS = {
+    "command": "gpu_flows.flows.command:command",
+    "container": "gpu_flows.flows.container:container",
+    "train": "gpu_flows.flows.train:train",
+}
+
 # How many times a device was held by two attempts at once.
 NO_DEVICE_TWICE = """
     select count(*) from allocations a join allocations b on a.device_id = b.device_id
@@ -21,7 +27,6 @@ NO_DEVICE_TWICE = """
     join attempt_ends y on (b.job_id, b.attempt) = (y.job_id, y.attempt)
     where a.since < y.ended and b.since < x.ended
 """
-ENTRYPOINTS = {"command": "gpu_flows.flows.command:command", "train": "gpu_flows.flows.train:train"}
 
 
 class Pool:
@@ -106,13 +111,21 @@ class Pool:
 
     def save_policy(self, name: str, protection: dict[str, Any] | None = None, **options: Any) -> None:
         """What saving the block's form in the UI does: the server checks nothing."""
-        slug = "gpu-scheduler"
-        document = self.request("GET", f"/block_types/slug/{slug}/block_documents/name/{self.stack.pool}")
         data: dict[str, Any] = {"policy": {"name": name, **options}}
         if protection is not None:
             data["protection"] = protection
+        self._save("gpu-scheduler", data)
+
+    def save_rules(self, **rules: Any) -> None:
+        """Other rules for containers, everything else about the cluster as it is."""
+        self._save("gpu-cluster", {**self._block("gpu-cluster")["data"], "containers": rules})
+
+    def _block(self, slug: str) -> dict[str, Any]:
+        return dict(self.request("GET", f"/block_types/slug/{slug}/block_documents/name/{self.stack.pool}"))
+
+    def _save(self, slug: str, data: dict[str, Any]) -> None:
         body = {"data": data, "merge_existing_data": False}
-        self.request("PATCH", f"/block_documents/{document['id']}", json=body)
+        self.request("PATCH", f"/block_documents/{self._block(slug)['id']}", json=body)
 
     # -- the worker's view --------------------------------------------------------------------
 

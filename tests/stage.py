@@ -12,7 +12,7 @@ from typing import Any
 from gpu_flows.belongings import Belongings
 from gpu_flows.counter import Unreachable
 from gpu_flows.dispatcher import Dispatcher
-from gpu_flows.runtimes.base import Attempt, Found, Intent, Launch
+from gpu_flows.runtimes.base import Attempt, End, Found, Intent, Launch
 from gpu_flows.schedulers.cluster_spec import declare
 from gpu_flows.schedulers.engine import Engine
 from gpu_flows.schedulers.model import Job, Plan, Reason, Start
@@ -23,18 +23,16 @@ from gpu_flows.schedulers.protection import UNPROTECTED, Protection
 class Theatre:
     """The runtime. It outlives dispatchers, as processes outlive workers."""
 
-    name = "theatre"
-
     def __init__(self) -> None:
         self.now = 1000.0
         self.live: dict[str, Attempt] = {}  # by job id
-        self.exits: dict[str, asyncio.Future[int | None]] = {}  # by attempt
+        self.exits: dict[str, asyncio.Future[End]] = {}  # by attempt
         self.asked: list[tuple[str, Intent]] = []  # by attempt, each time somebody was asked to stop
         self.launched: list[str] = []  # attempts, in order
         self.unforgotten: dict[str, Found] = {}
         self.curtain: asyncio.Event | None = None  # launches wait for it
 
-    async def launch(self, launch: Launch) -> Attempt:
+    async def launch(self, launch: Launch, still_wanted: Callable[[], bool]) -> Attempt:
         if self.curtain:
             await self.curtain.wait()
         assert launch.job.id not in self.live, "a job never has two live attempts"
@@ -48,14 +46,14 @@ class Theatre:
         self.exits[launch.id] = asyncio.get_running_loop().create_future()
         return attempt
 
-    async def wait(self, attempt: Attempt) -> int | None:
+    async def wait(self, attempt: Attempt) -> End:
         return await asyncio.shield(self.exits[attempt.launch.id])
 
     async def stop(self, attempt: Attempt, intent: Intent) -> None:
         if attempt.launch.job.id in self.live:
             self.asked.append((attempt.launch.id, intent))
 
-    def find(self) -> list[Found]:
+    async def find(self) -> list[Found]:
         return [
             Found(found.launch, found.attempt, found.launch.job.id in self.live)
             for found in self.unforgotten.values()
@@ -70,7 +68,7 @@ class Theatre:
     def exit(self, job_id: str, code: int | None) -> None:
         """The job's process ends."""
         attempt = self.live.pop(job_id)
-        self.exits[attempt.launch.id].set_result(code)
+        self.exits[attempt.launch.id].set_result(End(code))
 
 
 class Clerk:
@@ -111,13 +109,11 @@ class Clerk:
     async def launched(self, attempt: Attempt) -> bool:
         return True
 
-    async def ended(
-        self, launch: Launch, exit_code: int | None, intent: Intent | None, why: str = ""
-    ) -> tuple[str, str]:
+    async def ended(self, launch: Launch, end: End, intent: Intent | None, why: str = "") -> tuple[str, str]:
         job_id = launch.job.id
         if self.states[job_id] == "cancelling" or intent == "cancel":
             outcome = "cancelled"
-        elif exit_code == 0:
+        elif end.exit_code == 0:
             outcome = "completed"
         elif intent == "reschedule":
             outcome = "preempted"

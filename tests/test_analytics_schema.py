@@ -45,6 +45,29 @@ def test_an_older_file_is_migrated_with_its_rows(tmp_path: Path, monkeypatch: py
     assert place.count("extra") == 0
 
 
+def test_a_file_of_the_first_version_is_brought_up_to_date(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = Place(tmp_path)
+    place.recorder().close()
+    with duckdb.connect(str(place.database)) as connection:  # as the first version left it
+        for (view,) in connection.execute("select name from installed_views").fetchall():
+            connection.execute(f'drop view if exists "{view}"')
+        for fact in FACTS:
+            connection.execute(f"drop table {fact.table}")
+        connection.execute("delete from migrations; delete from installed_views")
+        connection.execute(REAL_MIGRATIONS[0].sql)
+        connection.execute("insert into migrations values (1, 'facts', now())")
+        connection.execute("insert into attempt_ends values ('old', 1, now(), 'completed', 0, '')")
+    recorder = place.recorder()
+    recorder.write(job(1))
+    recorder.close()
+    assert not recorder.trouble
+    assert place.ask("select job_id, exit_code, oom_killed from attempt_ends") == [("old", 0, None)]
+    for fact in FACTS:
+        assert [field.name for field in dataclasses.fields(fact)] == columns(place, fact.table)
+
+
 def test_a_migration_that_fails_leaves_the_file_as_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

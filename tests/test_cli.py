@@ -15,7 +15,7 @@ from command_line.worker import device, serve_here, waiting_job
 
 from gpu_flows.cli import COMMANDS, load, parts
 from gpu_flows.cli.prefect_settings import page_of_run, setting
-from gpu_flows.cli.submit import _parameters
+from gpu_flows.cli.targets import parameters_of
 
 pytest_plugins = ["command_line.fixtures"]
 pytestmark = pytest.mark.usefixtures("own_home")
@@ -244,11 +244,11 @@ def test_parameters_reach_inside_the_one_model_that_has_them() -> None:
     schema = json.loads(parameter_schema(train).model_dump_json())
     deployment = {"parameter_openapi_schema": schema, "parameters": {"config": {"size": 3}}}
     reached = {"config": {"size": 3, "model": "cnn", "epochs": 2}}
-    assert _parameters(deployment, {"model": "cnn", "config.epochs": 2}) == reached
-    assert _parameters(deployment, {"config": {"model": "cnn"}}) == {"config": {"model": "cnn"}}
+    assert parameters_of(deployment, {"model": "cnn", "config.epochs": 2}) == reached
+    assert parameters_of(deployment, {"config": {"model": "cnn"}}) == {"config": {"model": "cnn"}}
     assert deployment["parameters"] == {"config": {"size": 3}}, "the deployment's own are left alone"
     with pytest.raises(Exception, match=r"no parameter 'modell'. It has: config"):
-        _parameters(deployment, {"modell": "cnn"})
+        parameters_of(deployment, {"modell": "cnn"})
 
 
 def test_values_are_json_where_they_look_like_it() -> None:

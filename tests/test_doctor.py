@@ -16,7 +16,7 @@ from command_line.run import NOBODY, gpu_flows
 from command_line.server import FakeServer
 from command_line.worker import device, serve_here
 
-from gpu_flows.cli import checks_here, checks_server, doctor
+from gpu_flows.cli import checks_docker, checks_here, checks_server, doctor
 from gpu_flows.cli.checkup import Check, Finding, Surroundings
 from gpu_flows.home import default_warehouse
 from gpu_flows.job_variables import GpuJobVariables
@@ -242,7 +242,7 @@ def test_no_gpu_and_no_docker_are_no_errors(around: Surroundings, monkeypatch: p
     monkeypatch.setenv("DOCKER_HOST", "tcp://127.0.0.1:9")
     monkeypatch.setenv("LD_LIBRARY_PATH", "")
     assert worst(checks_here.gpus, around).level in ("info", "ok")
-    assert worst(checks_here.docker, around).level == "info"
+    assert worst(checks_docker.docker, around).level == "info"
 
 
 # The warehouse

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from conftest import eventually
-from live import Pool
+from live import NO_DEVICE_TWICE, Pool
 
 from gpu_flows.stack import Stack
 
@@ -55,14 +55,7 @@ def test_a_worker_killed_at_any_point(
     assert pool.sql("select count(*) from attempts") == [(len(runs),)]
     assert pool.sql("select count(*) from attempt_ends") == [(len(runs),)]
     assert not any(pool.holders().values())
-    overlaps = """
-        select count(*) from allocations a join allocations b on a.device_id = b.device_id
-            and (a.job_id, a.attempt) < (b.job_id, b.attempt)
-        join attempt_ends x on (a.job_id, a.attempt) = (x.job_id, x.attempt)
-        join attempt_ends y on (b.job_id, b.attempt) = (y.job_id, y.attempt)
-        where a.since < y.ended and b.since < x.ended
-    """
-    assert pool.sql(overlaps) == [(0,)], "no device was held twice"
+    assert pool.sql(NO_DEVICE_TWICE) == [(0,)], "no device was held twice"
 
 
 def _start(stack: Stack, point: str) -> subprocess.Popen[bytes]:

@@ -127,9 +127,9 @@ def test_what_could_never_run_is_refused_with_a_reason_and_the_rest_goes_on(
         state = pool.until(run, "Refused")["state"]
         assert state["type"] == "FAILED"
         assert reason in state["message"]
-    assert "image 'busybox'" in pool.until(image, "Crashed")["state"]["message"]
+    assert "image 'busybox'" in pool.until(image, "Refused")["state"]["message"]
     pool.until(spread, "Completed")
-    assert pool.sql("select count(*) from job_ends where outcome = 'refused'") == [(4,)]
+    assert pool.sql("select count(*) from job_ends where outcome = 'refused'") == [(5,)]
 
 
 def test_a_command_instead_of_the_flow(new_stack: Callable[..., Stack]) -> None:

@@ -425,7 +425,7 @@ def test_the_worker_dies_while_a_job_leaves(tmp_path: Path, alive: bool) -> None
             dead.theatre.exit("a", LEFT)
             dead.theatre.exit("b", LEFT)
         stage = Stage(tmp_path, theatre=dead.theatre, clerk=dead.clerk)
-        for found in stage.theatre.find():
+        for found in await stage.theatre.find():
             stage.dispatcher.adopt(found)
         stage.submit("urgent", 4, priority=1000)
         if alive:
@@ -526,7 +526,7 @@ def test_any_order_of_events(tmp_path: Path, seed: int) -> None:
                     stage.clerk.reachable = not stage.clerk.reachable
                 case "worker" if chance.random() < 0.2:
                     await stage.dispatcher.close()
-                    stage = again(tmp_path, stage, jobs, make(chance))
+                    stage = await again(tmp_path, stage, jobs, make(chance))
             for _ in range(chance.choice([0, 1, 3, 10])):
                 await asyncio.sleep(0)
             if chance.random() < 0.1:
@@ -558,10 +558,10 @@ def leaves(stage: Stage, chance: random.Random) -> int:
     return chance.choice([0, 0, LEFT, LEFT, 1, -9])
 
 
-def again(tmp_path: Path, before: Stage, jobs: list[tuple[str, dict[str, Any]]], policy: Any) -> Stage:
+async def again(tmp_path: Path, before: Stage, jobs: list[tuple[str, dict[str, Any]]], policy: Any) -> Stage:
     """The next worker: it adopts what runs, and is told by the server of what waits."""
     stage = Stage(tmp_path, "2x2", policy, theatre=before.theatre, clerk=before.clerk)
-    for found in stage.theatre.find():
+    for found in await stage.theatre.find():
         stage.dispatcher.adopt(found)
     for job_id, ask in jobs:
         if stage.clerk.states[job_id] == "claimed" and not stage.dispatcher.carries(job_id):

@@ -17,6 +17,8 @@ select
     attempt_ends.outcome,
     attempt_ends.exit_code,
     attempt_ends.detail,
+    attempt_ends.oom_killed,
+    attempt_ends.peak_memory_mb,
     is_open,
     until,
     seconds(attempts.started, greatest(attempts.started, until)) as run_s

@@ -78,8 +78,8 @@ def warehouse(around: Surroundings) -> Iterator[Finding]:
     if status and status.trouble:
         yield Finding(
             ERROR,
-            f"Facts wait in the spool and do not reach the warehouse: {status.trouble}",
-            "None is lost.",
+            f"The worker is in trouble: {status.trouble}",
+            "Facts that do not reach the warehouse wait in the spool; none is lost.",
         )
     if not database.exists():
         place = _existing(database.parent)
@@ -143,20 +143,6 @@ def gpus(around: Surroundings) -> Iterator[Finding]:
         devices.close()
     models = ", ".join(sorted({device.model for device in found}))
     yield Finding(OK, f"NVML finds {len(found)} devices: {models}.")
-
-
-def docker(around: Surroundings) -> Iterator[Finding]:
-    """Whether a Docker engine answers. Jobs that run as processes need none."""
-    try:
-        import docker as sdk
-
-        client = sdk.from_env(timeout=5)
-        engine = client.version().get("Version", "?")
-    except Exception as error:  # absent, not running, not permitted: the SDK has many names for it
-        why = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
-        yield Finding(INFO, f"No Docker engine answers ({why}). Jobs that run as processes need none.")
-        return
-    yield Finding(OK, f"Docker engine {engine} answers.")
 
 
 def _existing(path: Path) -> Path:

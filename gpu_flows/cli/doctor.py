@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import typer
 from rich.text import Text
 
-from gpu_flows.cli import checks_here, checks_server, parts
+from gpu_flows.cli import checks_docker, checks_here, checks_server, parts
 from gpu_flows.cli.checkup import ERROR, WARN, Check, Finding, Surroundings
 from gpu_flows.cli.parts import DEFAULT_POOL, JsonOption, PoolOption
 from gpu_flows.cli.problem import FAILED, inert
@@ -25,7 +25,7 @@ CHECKS: dict[str, Check] = {
     "warehouse": checks_here.warehouse,
     "disk": checks_here.disk,
     "gpus": checks_here.gpus,
-    "docker": checks_here.docker,
+    "docker": checks_docker.docker,
     "pool": checks_server.pool,
     "prefect": checks_here.private_names,
 }
@@ -34,7 +34,7 @@ _STYLES = {"ok": "green", "info": "blue", "warn": "yellow", "error": "bold red"}
 
 @parts.examples("gpu-flows doctor", "gpu-flows doctor --json | jq '.findings[].fix'")
 def doctor(pool: PoolOption = DEFAULT_POOL, as_json: JsonOption = False) -> None:
-    """Check the server, the pool, the worker, the warehouse and this machine.
+    """Check the server, the pool, the worker, the warehouse, the Docker hosts and this machine.
 
     Every line says what was found and, where something is wrong, how to fix it. Exit code 1 if
     there is an error; a warning is none.

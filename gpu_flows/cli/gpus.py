@@ -11,6 +11,7 @@ from rich.text import Text
 from gpu_flows.cli import parts
 from gpu_flows.cli.parts import DEFAULT_POOL, JsonOption, PoolOption, WatchOption
 from gpu_flows.cli.problem import Problem
+from gpu_flows.schedulers.model import Device
 from gpu_flows.status import read_status
 
 
@@ -39,7 +40,8 @@ class _Source:
         status = read_status(self.pool)
         if status:
             note = f"As the worker of pool {self.pool!r} reads them."
-            return {"source": "worker", "note": note, "devices": status.devices}
+            trouble = status.trouble
+            return {"source": "worker", "note": note, "devices": status.devices, "trouble": trouble}
         found = self._from_driver()
         if isinstance(found, list):
             note = "As this machine's driver (NVML) reads them: no worker serves the pool here."
@@ -85,11 +87,20 @@ def _declared(pool: str) -> list[dict[str, Any]]:
     with suppress(Problem, ValueError, KeyError, TypeError):
         server = Server(timeout_s=5)
         block = server.block(CLUSTER, server.block_name(pool, "cluster"))
-        kinds = block["data"]["nodes"] if block else []
+        data = block["data"] if block else {}
+        if data.get("hosts"):
+            return [_device(device, Reading(device.id)) for host in data["hosts"] for device in _on(host)]
+        kinds = data.get("nodes") or []
         spec = "+".join(f"{k['count']}x{k['gpus']}:{k['model']}:{k['memory_gb']:g}" for k in kinds)
         nodes = declare(spec) if spec else []
         return [_device(device, Reading(device.id)) for node in nodes for device in node.devices]
     return []
+
+
+def _on(host: dict[str, Any]) -> list[Device]:
+    """The devices that a Docker host declares; those that it really has only a worker knows."""
+    name, memory_mb = host["name"], round(1024 * host["memory_gb"])
+    return [Device(f"SIM-{name}-{i}", name, i, host["model"], memory_mb) for i in range(host["gpus"])]
 
 
 def _device(device: Any, reading: Any) -> dict[str, Any]:
@@ -111,15 +122,29 @@ def _device(device: Any, reading: Any) -> dict[str, Any]:
 
 
 def _draw(found: dict[str, Any]) -> Group:
+    """A node that is down as a whole is told of once, below, and not on the line of every device."""
     columns = ["node", "GPU", "model", "busy", "memory", "power", "temp", "health", "jobs"]
-    rows = [_row(device) for device in found["devices"]]
+    down = _nodes_down(found["devices"])
+    rows = [_row(device, "down" if device["node"] in down else "") for device in found["devices"]]
     numbers = ("GPU", "busy", "memory", "power", "temp")
-    return Group(parts.table(columns, rows, right=numbers), Text(), Text(found["note"], style="dim"))
+    troubles = [f"{node} is down. {why}" for node, why in down.items()]
+    troubles += [found["trouble"]] if found.get("trouble") else []
+    told = [parts.cell(each, "red") for each in troubles]
+    return Group(parts.table(columns, rows, right=numbers), Text(), *told, Text(found["note"], style="dim"))
 
 
-def _row(device: dict[str, Any]) -> list[object]:
+def _nodes_down(devices: list[dict[str, Any]]) -> dict[str, str]:
+    """Node -> why, where several devices are out of use and all for the same reason."""
+    reasons: dict[str, list[str]] = {}
+    for device in devices:
+        reasons.setdefault(device["node"], []).append("" if device["healthy"] else device["detail"])
+    alike = {node: told[0] for node, told in reasons.items() if len(told) > 1 and len(set(told)) == 1}
+    return {node: why for node, why in alike.items() if why}
+
+
+def _row(device: dict[str, Any], instead: str = "") -> list[object]:
     used, total = device["memory_used_mb"], device["memory_mb"]
-    health = parts.cell("ok", "green") if device["healthy"] else parts.cell(device["detail"] or "sick", "red")
+    sick = parts.cell(instead or device["detail"] or "sick", "red")
     return [
         device["node"],
         device["index"],
@@ -128,7 +153,7 @@ def _row(device: dict[str, Any]) -> list[object]:
         f"{_number(used and used / 1024, '', 1)} / {total / 1024:.0f} GB",
         _number(device["power_w"], " W"),
         _number(device["temperature_c"], " C"),
-        health,
+        parts.cell("ok", "green") if device["healthy"] else sick,
         ", ".join(device["jobs"]) or "-",
     ]
 

@@ -15,6 +15,7 @@ from gpu_flows.status import Status, read_status
 
 WORKER, SERVER = "worker", "server"
 ACTIVE = ["PENDING", "RUNNING", "CANCELLING"]
+FORM = "gpu_flows.flows.container:container"  # a flow whose parameters say what to run
 
 
 def look(pool: str) -> dict[str, Any]:
@@ -82,12 +83,16 @@ class Asks:
         for start in range(0, len(ids), 100):
             some = {"id": {"any_": ids[start : start + 100]}}
             for deployment in self._server.page("/deployments/filter", deployments=some):
-                self._deployments[deployment["id"]] = deployment.get("job_variables") or {}
+                self._deployments[deployment["id"]] = deployment
 
     def job(self, run: dict[str, Any]) -> dict[str, Any]:
         """A run in the shape of the worker's status."""
         deployment = self._deployments.get(run.get("deployment_id") or "", {})
-        asked = {**self._defaults, **deployment, **(run.get("job_variables") or {})}
+        asked = {**self._defaults, **(deployment.get("job_variables") or {})}
+        form = run.get("parameters") or {}
+        if deployment.get("entrypoint") == FORM and form.get("required_gpus"):
+            asked["gpus"] = form["required_gpus"]
+        asked |= run.get("job_variables") or {}
         state = run.get("state") or {}
         return {
             "id": run["id"],

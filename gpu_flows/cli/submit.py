@@ -1,4 +1,4 @@
-"""`gpu-flows submit`: put a job in line, a command or a run of a deployment."""
+"""`gpu-flows submit`: put a job in line, a command, a container or a run of a deployment."""
 
 from __future__ import annotations
 
@@ -8,22 +8,25 @@ import re
 import shlex
 import time
 import uuid
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any
-from urllib.parse import quote
+from typing import Annotated, Any, get_args
 
 import typer
 from typer.core import TyperCommand
 
-from gpu_flows.cli import parts
+from gpu_flows.cli import containers, parts
+from gpu_flows.cli.containers import Order
 from gpu_flows.cli.parts import DEFAULT_POOL, JsonOption, PoolOption
 from gpu_flows.cli.prefect_settings import page_of_run
 from gpu_flows.cli.problem import INTERRUPTED, BadInput, Problem
-from gpu_flows.cli.server import NotFound, Rejected, Server
+from gpu_flows.cli.server import Rejected, Server
+from gpu_flows.cli.targets import COMMAND, CONTAINER, deployment_named, deployment_of, parameters_of
+from gpu_flows.runtimes.base import Pull
+from gpu_flows.runtimes.docker.launchers import Launcher
 from gpu_flows.status import read_status
 
-COMMAND_FLOW = "command"
 LOOK_EVERY_S = 0.5
 FINAL = {"COMPLETED", "FAILED", "CRASHED", "CANCELLED"}
 
@@ -42,10 +45,17 @@ class WithCommandLine(TyperCommand):
         return [*super().collect_usage_pieces(ctx), "[-- COMMAND ...]"]
 
 
+def _one_of(kinds: Any) -> str:
+    return ", ".join(get_args(kinds)[:-1]) + f" or {get_args(kinds)[-1]}"
+
+
 @parts.examples(
     "gpu-flows submit --gpus 2 -- python train.py --epochs 3",
     "gpu-flows submit --shell -- 'nvidia-smi > gpus.txt && python train.py'",
+    "gpu-flows submit --image pytorch/pytorch --gpus 2 --mount /data:/data:ro -- python train.py",
+    "gpu-flows submit --file jobs.json --wait",
     "gpu-flows submit train --gpus 4 --param model=cnn --param epochs=3 --wait",
+    "gpu-flows submit train --image gpu-flows --gpus 4",
     cls=WithCommandLine,
 )
 def submit(
@@ -69,62 +79,122 @@ def submit(
     env: Annotated[list[str] | None, typer.Option(metavar="K=V", help="Environment variable.")] = None,
     param: Annotated[list[str] | None, typer.Option(metavar="K=V", help="Parameter of the flow.")] = None,
     directory: Annotated[
-        str, typer.Option(help="Where to run. A command runs in this directory, if the worker is here.")
+        str,
+        typer.Option(help="Where to run. A command runs in this directory, if the worker is here."),
     ] = "",
     shell: Annotated[bool, typer.Option("--shell", help="Hand the command to /bin/sh.")] = False,
+    image: Annotated[str, typer.Option(metavar="IMG", help="Run it in a container of this image.")] = "",
+    file: Annotated[Path | None, typer.Option(metavar="JSON", help="Containers, as a file says.")] = None,
+    launcher: Annotated[
+        str, typer.Option(metavar="HOW", help=f"In a container, on several GPUs: {_one_of(Launcher)}.")
+    ] = "",
+    mount: Annotated[
+        list[str] | None, typer.Option(metavar="FROM:TO[:ro]", help="A folder of the host, where allowed.")
+    ] = None,
+    pull: Annotated[str, typer.Option(metavar="WHEN", help=f"Pull the image: {_one_of(Pull)}.")] = "",
+    shm: Annotated[
+        float | None, typer.Option(metavar="GB", help="Shared memory of the container; 1 if not said.")
+    ] = None,
+    memory_limit: Annotated[
+        float | None, typer.Option(metavar="GB", help="Most main memory of the container.")
+    ] = None,
+    cpus: Annotated[float | None, typer.Option(metavar="N", help="Most CPUs of the container.")] = None,
+    registry_credentials: Annotated[
+        str, typer.Option(metavar="BLOCK", help="Docker Registry Credentials block, for a private image.")
+    ] = "",
     user: Annotated[str, typer.Option(help="For whom. You, if not said.")] = "",
     wait: Annotated[bool, typer.Option("--wait", help="Stay until it ends; exit 1 if it fails.")] = False,
     pool: PoolOption = DEFAULT_POOL,
     as_json: JsonOption = False,
 ) -> None:
-    """Put a job in line: any command line, or a run of a deployment.
+    """Put a job in line: any command line, any container, or a run of a deployment.
 
-    What comes after -- is run as a command by the pool's `command` deployment. Parameters are
-    JSON where they look like it, else text; `config.model=cnn` reaches inside one.
+    What comes after -- is run as a command by the pool's `command` deployment, or, with --image, in a
+    container by its `container` deployment; without a command the image runs what it runs by itself.
+    With --image a deployment's flow runs in that image, which needs Prefect and the flow in it.
+
+    A file has a job, or a list of jobs, with the keys name, type (PyTorch, Horovod, TensorFlow),
+    container_image, command and required_gpus. All of it is checked before any of it is submitted.
+
+    Parameters are JSON where they look like it, else text; `config.model=cnn` reaches inside one.
     """
-    wanted = {
-        "gpus": gpus,
-        "gpu_memory_gb": memory,
-        "priority": priority,
-        "priority_class": priority_class,
-        "min_gpus": min_gpus,
-        "max_gpus": max_gpus,
-        "preemptible": False if no_preempt else None,
-        "gpu_models": model,
-        "nodes": node,
-        "may_span_nodes": span_nodes or None,
-        "expected_seconds": expected,
-        "deadline_seconds": deadline,
-        "env": parts.assignments(env or [], "--env", str) or None,
-    }
-    variables: dict[str, Any] = {field: value for field, value in wanted.items() if value is not None}
-    for field, value in variables.items():
-        if isinstance(value, float) and not math.isfinite(value):
-            raise BadInput(f"{_FLAGS[field]} {value} is not a number that can be counted with.")
-    given = parts.assignments(param or [], "--param", parts.json_or_text)
-    if context.obj is not None:
-        given = {**_command(context.obj, shell, directory or _here(pool)), **given}
-    elif directory:
-        variables["working_dir"] = directory
-    server = Server()
-    target = (
-        _deployment(server, pool, deployment or [])
-        if context.obj is None
-        else _command_deployment(server, pool, deployment)
+    words = context.obj
+    variables = _variables(
+        {
+            "gpus": gpus,
+            "gpu_memory_gb": memory,
+            "priority": priority,
+            "priority_class": priority_class,
+            "min_gpus": min_gpus,
+            "max_gpus": max_gpus,
+            "preemptible": False if no_preempt else None,
+            "gpu_models": model,
+            "nodes": node,
+            "may_span_nodes": span_nodes or None,
+            "expected_seconds": expected,
+            "deadline_seconds": deadline,
+            "env": parts.assignments(env or [], "--env", str) or None,
+            "image": image or None,
+            "pull": _choice("--pull", pull, Pull),
+            "launcher": _choice("--launcher", launcher, Launcher),
+            "mounts": mount or None,
+            "shm_gb": shm,
+            "memory_gb": memory_limit,
+            "cpus": cpus,
+            "registry_credentials": registry_credentials or None,
+        }
     )
-    run = _create(server, target, variables, _parameters(target, given), name, user or _me())
-    _tell(server, target, run, quiet=as_json and wait)
-    if wait:
-        run = _follow(server, run, quiet=as_json)
-    if as_json:
-        parts.print_json(_summary(run))
+    given = parts.assignments(param or [], "--param", parts.json_or_text)
+    is_list, flow = False, ""  # of which flow; empty for the deployment that is named
+    if file:
+        also = [f for f, said in (("--image", image), ("--gpus", gpus), ("--name", name)) if said]
+        also += ["a deployment"] * bool(deployment) + ["a command"] * (words is not None)
+        if also or given:
+            raise BadInput(f"{file} says what to run: leave {(also or ['--param'])[0]} out.")
+        flow, (orders, is_list) = CONTAINER, containers.read(file)
+    elif image and not deployment:
+        flow, orders = CONTAINER, [containers.typed(image, words, shell, gpus, name)]
+        del variables["image"]
+        variables.pop("gpus", None)
+    elif words is not None:
+        if stray := [flag for field, flag in _CONTAINER_FLAGS.items() if field in variables]:
+            raise BadInput(f"{stray[0]} is for jobs in containers.", "Say which one with --image IMG.")
+        flow, orders = COMMAND, [Order(_command(words, shell, directory or _here(pool)), name)]
     else:
-        parts.show(parts.lines(*_summary(run).items()))
-    if wait and run["state_type"] != "COMPLETED":
+        orders = [Order({}, name)]
+    if directory and flow != COMMAND:
+        variables["working_dir"] = directory
+    if flow and deployment:
+        raise BadInput(f"Name a deployment ({deployment[0]!r}) or give a command after --, not both.")
+    server = Server()
+    target = deployment_of(server, pool, flow) if flow else deployment_named(server, pool, deployment or [])
+    if flow == CONTAINER or image:
+        containers.check_pool(server, target.get("work_pool_name") or pool)
+    runs = _create_all(server, target, variables, orders, given, user or _me())
+    _tell(server, target, runs, quiet=as_json and wait)
+    if wait:
+        runs = _follow(server, runs, quiet=as_json)
+    _show(runs, as_json, is_list)
+    if wait and any(run["state_type"] != "COMPLETED" for run in runs):
         raise typer.Exit(1)
 
 
 # -- what to run ------------------------------------------------------------------------------
+
+
+def _variables(asked: dict[str, Any]) -> dict[str, Any]:
+    """The job variables among these that were said."""
+    variables = {field: value for field, value in asked.items() if value is not None}
+    for field, value in variables.items():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise BadInput(f"{_FLAGS[field]} {value} is not a number that can be counted with.")
+    return variables
+
+
+def _choice(flag: str, said: str, kinds: Any) -> str | None:
+    if said and said not in get_args(kinds):
+        raise BadInput(f"{flag} {said!r} is none of {_one_of(kinds)}.")
+    return said or None
 
 
 def _command(words: list[str], shell: bool, directory: str) -> dict[str, Any]:
@@ -146,85 +216,17 @@ def _me() -> str:
     return ""
 
 
-def _command_deployment(server: Server, pool: str, stray: list[str] | None) -> dict[str, Any]:
-    if stray:
-        raise BadInput(f"Name a deployment ({stray[0]!r}) or give a command after --, not both.")
-    found = _in_pool(server, pool, flows={"name": {"any_": [COMMAND_FLOW]}})
-    named = [each for each in found if each["name"] == COMMAND_FLOW] or found
-    if not named:
-        server.pool(pool)  # if the pool is missing, that is the news
-        raise NotFound(
-            f"Pool {pool!r} has no deployment of the flow `command`, which runs command lines.",
-            "Put it there with `gpu-flows up`, or `prefect deploy --name command` in the project.",
-        )
-    return named[0]
-
-
-def _deployment(server: Server, pool: str, words: list[str]) -> dict[str, Any]:
-    if len(words) != 1:
-        what = "More than one deployment is named." if words else "Nothing to run."
-        line = shlex.join(words) or "python train.py"
-        raise BadInput(what, f"Name one deployment, or put -- before a command: gpu-flows submit -- {line}")
-    flow, slash, name = words[0].rpartition("/")
-    if slash:
-        with suppress(NotFound):
-            return dict(server.get(f"/deployments/name/{quote(flow, safe='')}/{quote(name, safe='')}"))
-        found = []
-    else:
-        found = _in_pool(server, pool, deployments={"name": {"any_": [name]}})
-    if not found:
-        server.pool(pool)
-        there = ", ".join(sorted(each["name"] for each in _in_pool(server, pool))) or "none"
-        raise NotFound(
-            f"There is no deployment {words[0]!r}. Those of pool {pool!r}: {there}.",
-            f"To run a command, put -- before it: gpu-flows submit -- {shlex.join(words)}",
-        )
-    if len(found) > 1:
-        flows = sorted(server.get(f"/flows/{each['flow_id']}")["name"] for each in found)
-        raise BadInput(f"Several flows have a deployment {name!r}: {', '.join(flows)}.", "Write FLOW/NAME.")
-    return found[0]
-
-
-def _in_pool(server: Server, pool: str, **which: Any) -> list[dict[str, Any]]:
-    return list(server.page("/deployments/filter", work_pools={"name": {"any_": [pool]}}, **which))
-
-
-def _parameters(deployment: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
-    """`config.model` reaches inside `config`; what the deployment says of it otherwise stays."""
-    schema = deployment.get("parameter_openapi_schema") or {}
-    form = schema.get("properties") or {}
-    parameters: dict[str, Any] = {}
-    for path, value in given.items():
-        top, *inside = path.split(".")
-        if form and top not in form:
-            top, inside = _inside_one(schema, form, path), path.split(".")
-        if not inside:
-            parameters[top] = value
-            continue
-        known = (deployment.get("parameters") or {}).get(top)
-        place = parameters.setdefault(top, dict(known) if isinstance(known, dict) else {})
-        for step in inside[:-1]:
-            place = place.setdefault(step, {})
-        place[inside[-1]] = value
-    return parameters
-
-
-def _inside_one(schema: dict[str, Any], form: dict[str, Any], path: str) -> str:
-    """The one parameter that has a field of this name: `model` is `config.model`."""
-    definitions = schema.get("definitions") or {}
-    field = path.split(".")[0]
-    holders = []
-    for name, described in form.items():
-        references = re.findall(r"#/definitions/([^'\"]+)", str(described))
-        if any(field in (definitions.get(each) or {}).get("properties", {}) for each in references):
-            holders.append(name)
-    if len(holders) != 1:
-        raise BadInput(f"The flow has no parameter {field!r}. It has: {', '.join(form)}.")
-    return holders[0]
-
-
 # -- running it -------------------------------------------------------------------------------
 
+_CONTAINER_FLAGS = {
+    "pull": "--pull",
+    "launcher": "--launcher",
+    "mounts": "--mount",
+    "shm_gb": "--shm",
+    "memory_gb": "--memory-limit",
+    "cpus": "--cpus",
+    "registry_credentials": "--registry-credentials",
+}
 _FLAGS = {
     "gpus": "--gpus",
     "gpu_memory_gb": "--memory",
@@ -237,10 +239,35 @@ _FLAGS = {
     "expected_seconds": "--expected",
     "deadline_seconds": "--deadline",
     "env": "--env",
+    "image": "--image",
+    **_CONTAINER_FLAGS,
 }
+_FORM_FLAGS = {"container_image": "--image", "required_gpus": "--gpus"}  # fields of the `container` flow
 _REFUSAL = re.compile(
     r"Validation failed(?: for field '(?P<field>[^']+)')?\. Failure reason: (?P<why>.*)", re.S
 )
+
+
+def _create_all(
+    server: Server,
+    target: dict[str, Any],
+    variables: dict[str, Any],
+    orders: Sequence[Order],
+    given: dict[str, Any],
+    user: str,
+) -> list[dict[str, Any]]:
+    """A run for each, in order. What is refused halfway does not take back what went before."""
+    runs: list[dict[str, Any]] = []
+    for order in orders:
+        try:
+            parameters = parameters_of(target, {**order.parameters, **given})
+            runs.append(_create(server, target, variables, parameters, order, user))
+        except Problem as problem:
+            if not runs:
+                raise
+            done = f"{len(runs)} of {len(orders)} jobs were submitted before it."
+            raise Problem(problem.what, done, problem.exit_code) from None
+    return runs
 
 
 def _create(
@@ -248,7 +275,7 @@ def _create(
     deployment: dict[str, Any],
     variables: dict[str, Any],
     parameters: dict[str, Any],
-    name: str,
+    order: Order,
     user: str,
 ) -> dict[str, Any]:
     body = {
@@ -256,7 +283,7 @@ def _create(
         "parameters": parameters,
         "tags": [f"user:{user}"] if user else [],
         "idempotency_key": str(uuid.uuid4()),  # a busy server may have done what it says it could not
-        **({"name": name} if name else {}),
+        **({"name": order.name} if order.name else {}),
     }
     try:
         return dict(server.post(f"/deployments/{deployment['id']}/create_flow_run", body))
@@ -265,35 +292,55 @@ def _create(
         if not told:
             raise
         field, why = told["field"] or "", told["why"].strip().rstrip(".")
-        what = _FLAGS.get(field) or (f"parameter {field}" if field else "the parameters")
+        typed = {} if order.where else _FORM_FLAGS
+        what = _FLAGS.get(field) or typed.get(field) or (f"parameter {field}" if field else "the parameters")
+        what = f"{order.where}{field if order.where and field in containers.KEYS else what}"
         raise BadInput(f"{what}: {why}.", "Nothing was submitted; see `gpu-flows submit --help`.") from None
 
 
-def _tell(server: Server, deployment: dict[str, Any], run: dict[str, Any], quiet: bool) -> None:
+def _tell(server: Server, deployment: dict[str, Any], runs: list[dict[str, Any]], quiet: bool) -> None:
     """A job in a pool that nobody serves would wait without a word."""
     pool = deployment.get("work_pool_name") or ""
     with suppress(Problem):
         if not quiet and not read_status(pool) and not server.workers(pool):
-            parts.remark(f"No worker serves pool {pool!r} now; {run['name']} waits until one does.")
+            who = f"{runs[0]['name']} waits" if len(runs) == 1 else f"{len(runs)} jobs wait"
+            parts.remark(f"No worker serves pool {pool!r} now; {who} until one does.")
 
 
-def _follow(server: Server, run: dict[str, Any], quiet: bool) -> dict[str, Any]:
+def _follow(server: Server, runs: list[dict[str, Any]], quiet: bool) -> list[dict[str, Any]]:
     """Tell each new state on stderr, until the last one."""
-    last = ""
+    told: dict[str, str] = {}
     try:
         while True:
-            state = run.get("state") or {}
-            if state.get("id") != last and not quiet:
-                last = state.get("id", "")
-                clock = time.strftime("%H:%M:%S")
-                parts.remark(f"{clock}  {state.get('name', '')}  {state.get('message') or ''}".rstrip())
-            if run["state_type"] in FINAL:
-                return run
+            for run in runs:
+                state = run.get("state") or {}
+                if state.get("id") != told.get(run["id"]) and not quiet:
+                    told[run["id"]] = state.get("id", "")
+                    who = f"{run['name']}  " if len(runs) > 1 else ""
+                    what = f"{who}{state.get('name', '')}  {state.get('message') or ''}".rstrip()
+                    parts.remark(f"{time.strftime('%H:%M:%S')}  {what}")
+            if all(run["state_type"] in FINAL for run in runs):
+                return runs
             time.sleep(LOOK_EVERY_S)
-            run = server.get(f"/flow_runs/{run['id']}")
+            runs = [
+                run if run["state_type"] in FINAL else server.get(f"/flow_runs/{run['id']}") for run in runs
+            ]
     except KeyboardInterrupt:
-        parts.remark(f"{run['name']} goes on without you; `gpu-flows why {run['id']}` tells of it.")
+        for run in runs:
+            if run["state_type"] not in FINAL:
+                parts.remark(f"{run['name']} goes on without you; `gpu-flows why {run['id']}` tells of it.")
         raise typer.Exit(INTERRUPTED) from None
+
+
+def _show(runs: list[dict[str, Any]], as_json: bool, is_list: bool) -> None:
+    told = [_summary(run) for run in runs]
+    if as_json:
+        parts.print_json(told if is_list else told[0])
+    elif is_list:
+        columns = ("run", "id", "state", "message")
+        parts.show(parts.table(columns, [[each[name] for name in columns] for each in told]))
+    else:
+        parts.show(parts.lines(*told[0].items()))
 
 
 def _summary(run: dict[str, Any]) -> dict[str, Any]:

@@ -37,6 +37,10 @@ class DeviceSource(Protocol):
         A device that cannot be read comes back unhealthy with the reason."""
         ...
 
+    def news(self) -> list[Node] | None:
+        """The devices there are now, if they are others than when they were last told of."""
+        ...
+
     def close(self) -> None: ...
 
 

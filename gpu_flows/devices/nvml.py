@@ -16,7 +16,7 @@ from __future__ import annotations
 import socket
 import threading
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from gpu_flows.devices.base import DeviceError, NoDevices, Reading
 from gpu_flows.devices.nvml_child import NoAnswer, NvmlChild
@@ -54,6 +54,16 @@ def find_nvml(library: str | None = None) -> str:
     return ""
 
 
+class Probe(Protocol):
+    """Whoever asks NVML: a child process, or a container on another machine."""
+
+    def look(self, patient: bool = False) -> list[GpuLook]:
+        """All GPUs as NVML shows them now; raises NoAnswer."""
+        ...
+
+    def close(self) -> None: ...
+
+
 @dataclass(frozen=True, slots=True)
 class _Known:
     """A device that was seen at least once, and where it sits."""
@@ -77,20 +87,21 @@ class NvmlDevices:
         start_s: float = 15.0,
         pause_s: float = 1.0,
         ignored_xids: frozenset[int] = APPLICATION_XIDS,
+        probe: Probe | None = None,
     ) -> None:
         self._node = node or socket.gethostname()
         self._deadline_s = deadline_s
         self._ignored_xids = ignored_xids
-        self._child = NvmlChild(library, deadline_s, start_s, pause_s)
+        self._child = probe or NvmlChild(library, deadline_s, start_s, pause_s)
         self._lock = threading.Lock()  # one question at a time
         self._known: dict[str, _Known] = {}
         self._sick: dict[str, str] = {}  # by device: the fault that only a reset heals
 
-    def nodes(self) -> list[Node]:
-        """This machine with its devices. Waits for a driver that is slow to start."""
+    def nodes(self, patient: bool = True) -> list[Node]:
+        """This machine with its devices. Waits, if patient, for a driver that is slow to start."""
         with self._lock:
             try:
-                gpus = self._child.look(patient=True)
+                gpus = self._child.look(patient)
             except NoAnswer as trouble:
                 absent = any(words in str(trouble) for words in NOT_THERE)
                 raise (NoDevices if absent else DeviceError)(str(trouble)) from None
@@ -115,6 +126,9 @@ class NvmlDevices:
             return [self._reading(known, looks.get(id), gpus) for id, known in self._known.items()]
         finally:
             self._lock.release()
+
+    def news(self) -> list[Node] | None:
+        return None
 
     def close(self) -> None:
         with self._lock:

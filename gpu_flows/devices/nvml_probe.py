@@ -4,6 +4,9 @@
 library and pynvml and starts in a tenth of a second. One byte on stdin asks for one look at all
 GPUs; the look goes out as one line of JSON. When stdin closes the owner is gone, and so is the probe.
 
+In a container nobody asks: `--every SECONDS --for SECONDS` looks by itself, and ends by itself, so that
+a sampler whose owner is gone does not stay for ever.
+
 It tells facts only. What makes a device unhealthy is for the reader to say.
 """
 
@@ -15,6 +18,7 @@ import os
 import queue
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any, TypedDict
 
@@ -204,17 +208,30 @@ def listen(asked: queue.SimpleQueue[bytes]) -> None:
     os._exit(0)
 
 
+def keep_asking(asked: queue.SimpleQueue[bytes], every_s: float, for_s: float) -> None:
+    end = time.monotonic() + for_s
+    while time.monotonic() < end:
+        asked.put(b"?")
+        time.sleep(every_s)
+    os._exit(0)
+
+
 def main() -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # whatever a driver library prints does not get between the answers
     asked: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-    threading.Thread(target=listen, args=(asked,), daemon=True).start()
+    alone = sys.argv[1:2] == ["--every"]
+    if alone:
+        pace = (asked, float(sys.argv[2]), float(sys.argv[4]))
+        threading.Thread(target=keep_asking, args=pace, daemon=True).start()
+    else:
+        threading.Thread(target=listen, args=(asked,), daemon=True).start()
 
     def answer(what: Answer) -> None:
         print(json.dumps(what), file=answers, flush=True)
 
     try:
-        if len(sys.argv) > 1:  # once loaded, this is the library pynvml gets when it asks by name
+        if len(sys.argv) > 1 and not alone:  # once loaded, pynvml gets it when it asks by name
             ctypes.CDLL(sys.argv[1])
         gpus = Gpus()
         while asked.get():

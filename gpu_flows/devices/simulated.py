@@ -75,6 +75,9 @@ class SimulatedDevices:
             else:
                 self._sick[device_id] = detail or "declared unhealthy"
 
+    def news(self) -> list[Node] | None:
+        return None
+
     def close(self) -> None:
         """Nothing to let go of."""
 

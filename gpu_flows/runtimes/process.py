@@ -1,8 +1,7 @@
 """Jobs as processes of this machine: the embedded default.
 
-Each attempt has a folder, made before anything starts and named after it:
+In its folder of the book of attempts each attempt has
 
-    attempt.json   what was to be launched, on which devices
     pid            written by the process itself before it becomes the job: its pid and its birth
     fence          laid by a worker that found no pid: a process that comes too late stops at it
     intent         why it is being asked to stop
@@ -16,26 +15,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
-import logging
 import os
-import shutil
 import signal
 import socket
 import subprocess
 import time
 from collections.abc import Callable
-from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Any
 
 import psutil
 
-from gpu_flows.runtimes.base import Attempt, Found, Intent, Launch, LaunchError, device_environment
-from gpu_flows.runtimes.entry import INTENT_FILE
-from gpu_flows.schedulers.model import Device, Job
-
-log = logging.getLogger(__name__)
+from gpu_flows.runtimes.base import Attempt, End, Found, Intent, Launch, LaunchError, device_environment
+from gpu_flows.runtimes.book import Book
 
 # The shell notes who it is, gives way if a fence was laid, and then becomes the job. Whatever
 # goes wrong on the way (a full disk, a folder that is gone), it does not become the job.
@@ -44,45 +35,32 @@ birth="$(cut -d ' ' -f 22 /proc/$$/stat 2>/dev/null) $(cat /proc/sys/kernel/rand
 echo "$$ $birth" >"$0/pid.new" && mv "$0/pid.new" "$0/pid" && [ ! -e "$0/fence" ] && exec "$@"
 exit 75
 """
-_KEEP_ENDED_S = 7 * 24 * 3600.0
 
 
 class ProcessRuntime:
-    name = "process"
-
-    def __init__(self, folder: Path) -> None:
-        self.attempts = folder / "attempts"
-        self.ended = folder / "ended"
-        for path in (folder, self.attempts, self.ended):
-            path.mkdir(parents=True, exist_ok=True)
-            path.chmod(0o700)  # what jobs print is their owner's business
+    def __init__(self, book: Book) -> None:
+        self._book = book
         self._children: dict[str, subprocess.Popen[bytes]] = {}
         self._alive_once: dict[str, tuple[int, str]] = {}  # attempt -> pid and birth, seen alive by us
         self._jobs: dict[str, str] = {}  # attempt -> job id
         self._cpu: dict[int, tuple[float, float]] = {}  # session -> (cpu seconds, at)
-        self._sweep()
 
     # -- start --------------------------------------------------------------------------------
 
-    async def launch(self, launch: Launch) -> Attempt:
-        folder = self.attempts / launch.id
+    async def launch(self, launch: Launch, still_wanted: Callable[[], bool] = lambda: True) -> Attempt:
         if launch.directory and not Path(launch.directory).is_dir():
             raise LaunchError(f"The working directory {launch.directory} does not exist on this machine.")
         try:
-            folder.mkdir()
+            folder = self._book.enter(launch)
         except FileExistsError:
-            found = self._find(folder)
-            if found and found.attempt and found.alive:
+            found = self._look_at(self._book.folder(launch), launch)
+            if found.attempt and found.alive:
                 return found.attempt
             raise LaunchError(f"Attempt {launch.id} was launched before and has ended.") from None
-        except OSError as error:
-            raise LaunchError(f"{folder} cannot be made ({error}); make room for it.") from None
         try:
-            stored = {**asdict(launch), "env": {}}  # what is in the environment may be secret
-            _write(folder / "attempt.json", json.dumps(stored))
             child = self._spawn(launch, folder)
         except (OSError, ValueError) as error:
-            shutil.rmtree(folder, ignore_errors=True)
+            self._book.strike(launch)
             raise LaunchError(f"The process could not be started: {error}.") from error
         self._children[launch.id] = child
         return self._note_alive(launch, child.pid, _birth(child.pid), time.time())
@@ -109,7 +87,7 @@ class ProcessRuntime:
 
     # -- end ----------------------------------------------------------------------------------
 
-    async def wait(self, attempt: Attempt) -> int | None:
+    async def wait(self, attempt: Attempt) -> End:
         name = attempt.launch.id
         pid, birth = self._alive_once.get(name, (0, ""))
         if pid:
@@ -118,25 +96,21 @@ class ProcessRuntime:
         # What the job left behind goes with it. Its session is its own only while we know that it
         # was alive under this very pid; of a job that died unseen, only the name is left.
         await asyncio.to_thread(_kill_attempt, name, pid or None)
-        return child.wait() if child else None
+        return End(child.wait() if child else None)
 
     async def stop(self, attempt: Attempt, intent: Intent) -> None:
         launch = attempt.launch
         pid, birth = self._alive_once.get(launch.id, (0, ""))
         if not pid or not self._alive(launch.id, pid, birth):
             return
-        asked = self.attempts / launch.id / INTENT_FILE
-        # One that a worker before us asked is not asked again: that might cut its saving short.
-        since = asked.stat().st_mtime if asked.exists() else time.time()
-        if not asked.exists():
-            with contextlib.suppress(OSError):
-                _write(asked, intent)
+        asked_ago = self._book.note_stop(launch, intent)
+        if asked_ago is None:
             with contextlib.suppress(OSError):
                 if launch.hears_intents:
                     os.kill(pid, signal.SIGUSR1)
                 else:
                     os.killpg(pid, signal.SIGTERM)
-        deadline = time.monotonic() + launch.grace_s - max(0.0, time.time() - since)
+        deadline = time.monotonic() + launch.grace_s - (asked_ago or 0.0)
         while self._alive(launch.id, pid, birth) and time.monotonic() < deadline:
             await asyncio.sleep(0.05)
         if self._alive(launch.id, pid, birth):
@@ -144,19 +118,11 @@ class ProcessRuntime:
 
     # -- afterwards ---------------------------------------------------------------------------
 
-    def find(self) -> list[Found]:
-        found = [self._find(folder) for folder in sorted(self.attempts.iterdir())]
-        return [each for each in found if each]
+    async def find(self) -> list[Found]:
+        ours = (each for each in self._book.open_attempts() if each[1].container is None)
+        return [self._look_at(folder, launch) for folder, launch in ours]
 
-    def _find(self, folder: Path) -> Found | None:
-        if not (folder / "attempt.json").exists():
-            shutil.rmtree(folder, ignore_errors=True)  # its worker died before it launched anything
-            return None
-        try:
-            launch = _launch_from(json.loads((folder / "attempt.json").read_text()))
-        except (OSError, ValueError, KeyError, TypeError):
-            log.exception("Attempt %s cannot be read; it is left as it is.", folder.name)
-            return None
+    def _look_at(self, folder: Path, launch: Launch) -> Found:
         if not (folder / "pid").exists():
             (folder / "fence").touch()
         try:
@@ -172,19 +138,7 @@ class ProcessRuntime:
         self._children.pop(launch.id, None)
         self._alive_once.pop(launch.id, None)
         self._jobs.pop(launch.id, None)
-        with contextlib.suppress(OSError):
-            os.replace(self.attempts / launch.id, self.ended / launch.id)
-
-    def attempts_of(self, job_id: str) -> int:
-        """The highest attempt number this machine has seen of a job."""
-        names = [*self.attempts.glob(f"{job_id}.*"), *self.ended.glob(f"{job_id}.*")]
-        return max((int(name.name.rpartition(".")[2]) for name in names), default=0)
-
-    def _sweep(self) -> None:
-        """Throw away the output of attempts that ended long ago."""
-        for folder in self.ended.iterdir():
-            if time.time() - folder.stat().st_mtime > _KEEP_ENDED_S:
-                shutil.rmtree(folder, ignore_errors=True)
+        self._book.close(launch)
 
     # -- looking ------------------------------------------------------------------------------
 
@@ -281,26 +235,3 @@ def _kill_attempt(attempt: str, session: int | None) -> None:
         with contextlib.suppress(psutil.Error, OSError):
             if (session and os.getsid(pid) == session) or _mark(pid) == attempt:
                 os.kill(pid, signal.SIGKILL)
-
-
-def _write(path: Path, text: str) -> None:
-    """The whole text or nothing, and on disk."""
-    with open(f"{path}.new", "w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(f"{path}.new", path)
-
-
-def _launch_from(stored: dict[str, Any]) -> Launch:
-    known = {each.name for each in fields(Job) if each.init}  # the rest it works out by itself
-    job = {name: value for name, value in stored["job"].items() if name in known}
-    job |= {"nodes": tuple(job["nodes"]), "models": tuple(job["models"])}
-    return Launch(
-        **{
-            **stored,
-            "job": Job(**job),
-            "devices": tuple(Device(**device) for device in stored["devices"]),
-            "command": tuple(stored["command"]),
-        }
-    )

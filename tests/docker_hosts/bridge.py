@@ -24,6 +24,11 @@ def make_bridge() -> tuple[str, str]:
     return "", ""
 
 
+def networks_of(gateway: str) -> str:
+    """Addresses for further networks of the engine behind this gateway."""
+    return f"10.214.{gateway.split('.')[2]}.0/24"
+
+
 def remove_bridge(name: str) -> None:
     """The bridge, and what containers that were killed left plugged into it."""
     listed = subprocess.run(["ip", "-o", "link", "show", "master", name], capture_output=True, text=True)

@@ -13,6 +13,17 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 Key = ec.EllipticCurvePrivateKey
+SIGNS_CERTIFICATES = x509.KeyUsage(
+    digital_signature=False,
+    content_commitment=False,
+    key_encipherment=False,
+    data_encipherment=False,
+    key_agreement=False,
+    key_cert_sign=True,
+    crl_sign=True,
+    encipher_only=False,
+    decipher_only=False,
+)
 
 
 @dataclass(frozen=True)
@@ -47,9 +58,13 @@ def make_certificates(folder: Path, names: tuple[str, ...] = ("localhost",)) -> 
     folder.mkdir(parents=True, exist_ok=True)
     files = Certificates(folder)
     authority_key = ec.generate_private_key(ec.SECP256R1())
-    authority = _certificate("gpu-flows tests", authority_key, None, authority_key, [
-        (x509.BasicConstraints(ca=True, path_length=0), True),
-    ])  # fmt: skip
+    authority = _certificate(
+        "gpu-flows tests",
+        authority_key,
+        None,
+        authority_key,
+        [(x509.BasicConstraints(ca=True, path_length=0), True), (SIGNS_CERTIFICATES, True)],
+    )
     issuer = authority.subject
     addresses = [x509.IPAddress(ipaddress.ip_address("127.0.0.1")), *map(x509.DNSName, names)]
 

@@ -22,13 +22,14 @@ import docker
 import psutil
 from docker.tls import TLSConfig
 from docker_hosts import leftovers
-from docker_hosts.bridge import make_bridge, remove_bridge
+from docker_hosts.bridge import make_bridge, networks_of, remove_bridge
 from docker_hosts.certificates import Certificates, make_certificates
 
 from gpu_flows.stack import free_port
 
 START_PATIENCE_S = 60.0
 STOP_PATIENCE_S = 60.0
+API_VERSION = "1.41"  # of Docker 20.10, the oldest that we run
 CAP_SYS_ADMIN = 21
 PREFIX = "gfd-"  # folders start with it; short, as a socket's path may have 107 characters only
 
@@ -64,7 +65,9 @@ class Daemon:
 
     `tls` and `tcp` open a second listener on 127.0.0.1; `path_prefix` is searched for executables (such as
     nvidia-container-runtime-hook) before all else; `runtimes` are added by name; `options` are passed on.
-    `shutdown_s` is how long dockerd waits for its containers when it is told to stop.
+    `in_memory` keeps images and containers in memory: big images load many times faster, but what a container
+    writes to its own file system counts as its memory. `shutdown_s` is how long dockerd waits for its
+    containers when it is told to stop.
     """
 
     def __init__(
@@ -76,6 +79,7 @@ class Daemon:
         path_prefix: Path | None = None,
         runtimes: Mapping[str, Path] | None = None,
         options: Sequence[str] = (),
+        in_memory: bool = False,
         shutdown_s: int = 5,
     ) -> None:
         remove_abandoned()
@@ -90,6 +94,10 @@ class Daemon:
         self._options, self._shutdown_s = tuple(options), shutdown_s
         self._process: subprocess.Popen[bytes] | None = None
         self._note()
+        (self.folder / "data").mkdir()
+        if in_memory:
+            tmpfs = ["mount", "-t", "tmpfs", "-o", "mode=711", self.folder.name, f"{self.folder}/data"]
+            subprocess.run(tmpfs, check=True)
         self.bridge, self.gateway = make_bridge()  # both empty where none can be made
         self._note()
 
@@ -111,7 +119,11 @@ class Daemon:
         """Over the second listener, with the client's certificate if it asks for one."""
         known = self.certificates
         tls = TLSConfig((str(known.cert), str(known.key)), str(known.ca), verify=True) if known else False
-        return docker.DockerClient(base_url=self.tcp_url, tls=tls, timeout=timeout_s)
+        # Named, as to ask for the version is a first call, before the environment's REQUESTS_CA_BUNDLE, which
+        # beats the authority given here, can be told to stay away.
+        client = docker.DockerClient(base_url=self.tcp_url, tls=tls, timeout=timeout_s, version=API_VERSION)
+        client.api.trust_env = False
+        return client
 
     # -- life ---------------------------------------------------------------------------------
 
@@ -174,11 +186,18 @@ class Daemon:
         (self.folder / "daemon.json").write_text("{}")  # or dockerd reads the machine's /etc/docker
         command = ["dockerd", "--config-file", f"{self.folder}/daemon.json", "--host", self.url]
         command += ["--data-root", f"{self.folder}/data", "--exec-root", f"{self.folder}/exec"]
-        command += ["--pidfile", f"{self.folder}/dockerd.pid", "--storage-driver", storage_driver(self.folder)]
+        command += [
+            "--pidfile",
+            f"{self.folder}/dockerd.pid",
+            "--storage-driver",
+            storage_driver(self.folder),
+        ]
         command += ["--exec-opt", "native.cgroupdriver=cgroupfs", "--cgroup-parent", self.cgroup]
         # The firewall and the routing of the machine stay as they are: containers reach the gateway only.
         command += ["--bridge", self.bridge or "none", "--iptables=false", "--ip6tables=false"]
         command += ["--ip-forward=false", "--ip-masq=false"]
+        if self.gateway:  # networks that tests make, apart from those of other engines
+            command += ["--default-address-pool", f"base={networks_of(self.gateway)},size=28"]
         command += ["--shutdown-timeout", str(self._shutdown_s)]
         if self.port:
             command += ["--host", self.tcp_url]
@@ -196,7 +215,7 @@ class Daemon:
         deadline = time.monotonic() + START_PATIENCE_S
         while True:
             try:
-                client = docker.DockerClient(base_url=self.url, timeout=5, version="1.41")
+                client = docker.DockerClient(base_url=self.url, timeout=5, version=API_VERSION)
                 try:
                     client.ping()
                     return
@@ -220,6 +239,8 @@ class Daemon:
         except subprocess.TimeoutExpired as error:
             raise DaemonError(f"{self.name} does not stop. {self._end_of_log()}") from error
         leftovers.gone(theirs, patience_s=STOP_PATIENCE_S)  # containerd dies with its dockerd, a moment later
+        # By this file the next dockerd would take a zombie that nobody has reaped for a containerd that runs.
+        (self.folder / "exec/containerd/containerd.pid").unlink(missing_ok=True)
         self._process = None
 
     def _end_of_log(self) -> str:
@@ -275,9 +296,10 @@ def _remove(folder: Path) -> None:
         leftovers.kill([psutil.Process(dockerd[0]), *theirs])
     leftovers.kill_shims(folder)
     leftovers.remove_cgroup(folder.name)
+    bridges = {known.get("bridge", "")} | leftovers.bridges(folder)
     leftovers.unmount(folder)
-    if known.get("bridge"):
-        remove_bridge(known["bridge"])
+    for bridge in bridges - {""}:
+        remove_bridge(bridge)
     shutil.rmtree(folder, ignore_errors=True)
 
 

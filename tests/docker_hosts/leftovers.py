@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import time
@@ -44,6 +45,15 @@ def remove_cgroup(name: str) -> None:
         return not any(root.exists() for root in roots)
 
     _wait(empty)
+
+
+def bridges(folder: Path) -> set[str]:
+    """The bridges of the networks that tests made in this engine, out of its own database."""
+    try:
+        database = (folder / "data/network/files/local-kv.db").read_bytes()
+    except OSError:
+        return set()
+    return {name.decode() for name in re.findall(rb'"BridgeName":"(br-[0-9a-f]{12})"', database)}
 
 
 def unmount(folder: Path) -> None:

@@ -1,0 +1,4 @@
+-- What a container's engine tells of its end.
+
+alter table attempt_ends add column oom_killed boolean;
+alter table attempt_ends add column peak_memory_mb double;

@@ -1,0 +1,184 @@
+"""Bare containers and flows in containers, through the real server, worker and engines."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from conftest import eventually
+from docker_hosts.daemon import Daemon
+from docker_hosts.lossy_proxy import LossyProxy
+from live import NO_DEVICE_TWICE, Pool
+
+from gpu_flows.stack import Stack
+
+pytest_plugins = ["docker_hosts.fixtures"]
+pytestmark = pytest.mark.slow
+
+ENDS = ("Completed", "Failed", "Crashed", "Cancelled", "Refused")
+
+
+def bare(pool: Pool, line: str, gpus: int = 1, **variables: Any) -> str:
+    """A run of the form, as the UI makes it."""
+    form = {"container_image": "bare:test", "command": f"sh -c '{line}'", "required_gpus": gpus}
+    return pool.submit(parameters=form, **variables)
+
+
+def containers(*engines: Daemon) -> dict[str, str]:
+    """Run id -> container id, of every container of ours that is there."""
+    found = {}
+    for engine in engines:
+        for each in engine.client().api.containers(all=True, filters={"label": "gpu-flows.run"}):
+            found[each["Labels"]["gpu-flows.run"]] = each["Id"]
+    return found
+
+
+def test_a_bare_container_from_the_form(new_stack: Callable[..., Stack], engine: Daemon) -> None:
+    """It reports its states, streams its output, and its end is a fact; a failing one fails; one that is
+    cancelled is stopped."""
+    stack = new_stack("", hosts=[f"one={engine.url},gpus=4"])
+    pool = Pool(stack, flow="container")
+    run = bare(pool, "echo out; echo err >&2; echo $NVIDIA_VISIBLE_DEVICES; sleep 2", gpus=2)
+    failing = bare(pool, "echo no; exit 3")
+    stopped = bare(pool, "echo up; sleep 600", grace_seconds=1)
+    assert pool.until(run, *ENDS)["state"]["name"] == "Completed"
+    states = [state for state in pool.states(run) if state != "AwaitingGPU"]
+    assert states == ["Scheduled", "Pending", "Running", "Completed"]
+    assert sorted(pool.logs(run).splitlines()) == ["SIM-one-0,SIM-one-1", "err", "out"]
+    ended = pool.until(failing, *ENDS)["state"]
+    assert (ended["name"], ended["message"]) == ("Failed", "The command ended with exit code 3.")
+    eventually(lambda: "up" in pool.logs(stopped), "its first line is shown while it runs")
+    pool.cancel(stopped)
+    assert pool.until(stopped, *ENDS)["state"]["name"] == "Cancelled"
+    eventually(lambda: pool.sql("select count(*) from attempt_ends") == [(3,)], "the ends are recorded")
+    told = "runtime, exit_code, oom_killed, peak_memory_mb > 0"
+    assert pool.sql(f"select {told} from attempt_history where job_id = '{run}'") == [
+        ("docker", 0, False, True)
+    ]
+    assert not any(pool.holders().values())
+
+
+def test_what_a_job_may_not_ask_for_is_refused_before_docker_hears_of_it(
+    new_stack: Callable[..., Stack], engine: Daemon, lossy: Callable[..., LossyProxy]
+) -> None:
+    proxy = lossy(engine, 0.0)
+    asked: list[str] = []
+    proxy.only = lambda method, path: bool(asked.append(f"{method} {path}")) or False
+    stack = new_stack("", hosts=[f"one={proxy.url},gpus=4"])
+    pool = Pool(stack, flow="container")
+    hostile = {
+        "privileged": {"privileged": True},
+        "volumes": {"volumes": ["/:/host"]},
+        "network_mode": {"network_mode": "host"},
+        "mount roots": {"mounts": ["/:/host"]},
+        "docker.sock": {"mounts": ["/var/run/docker.sock:/s"]},
+        "NVIDIA_VISIBLE_DEVICES": {"env": {"NVIDIA_VISIBLE_DEVICES": "all"}},
+    }
+    for named, variables in hostile.items():
+        state = pool.until(bare(pool, "true", **variables), *ENDS)["state"]
+        assert state["name"] == "Refused", variables
+        assert named in state["message"]
+    made = [call for call in asked if "create" in call or "start" in call]
+    assert not made, "no container was made or started"
+
+
+def test_three_hosts_under_two_policies(new_stack: Callable[..., Stack], three_engines: list[Daemon]) -> None:
+    """20 jobs of 1 to 4 devices, FIFO then Round Robin by hot swap: all complete, no device is held twice,
+    and Round Robin goes over the hosts in turn."""
+    hosts = [f"host-{number}={each.url},gpus=4" for number, each in enumerate(three_engines, start=1)]
+    stack = new_stack("", hosts=hosts)
+    pool = Pool(stack, flow="container")
+    first = [bare(pool, "sleep 1", gpus=1 + number % 4) for number in range(10)]
+    for run in first:
+        assert pool.until(run, *ENDS)["state"]["name"] == "Completed"
+    pool.save_policy("round_robin")
+    eventually(lambda: pool.status().policy["name"] == "round_robin", "the policy is swapped")
+    second = []
+    for number in range(10):  # one after the other, so that each finds all hosts free
+        second.append(bare(pool, "true", gpus=1 + number % 4))
+        assert pool.until(second[-1], *ENDS)["state"]["name"] == "Completed"
+    eventually(lambda: pool.sql("select count(*) from attempt_ends") == [(20,)], "all ends are recorded")
+    assert pool.sql(NO_DEVICE_TWICE) == [(0,)]
+    rows = pool.sql("select nodes from attempts where policy = 'round_robin' order by started")
+    nodes = [json.loads(row)[0] for (row,) in rows]
+    assert len(nodes) == 10
+    assert all(before != after for before, after in pairwise(nodes))
+    assert set(nodes) == {"host-1", "host-2", "host-3"}
+    figures = "makespan_s > 0, avg_turnaround_s > 0, allocation > 0"
+    table = pool.sql(f"select policy, jobs, {figures} from policy_summary")
+    assert sorted(table) == [("fifo", 10, True, True, True), ("round_robin", 10, True, True, True)]
+
+
+def test_a_killed_worker_finds_its_containers_again(
+    new_stack: Callable[..., Stack], three_engines: list[Daemon]
+) -> None:
+    """6 containers run on, nobody watching: 6 are adopted, their output is complete and comes once, and
+    ends that nobody saw are noted."""
+    hosts = [f"host-{number}={each.url},gpus=4" for number, each in enumerate(three_engines, start=1)]
+    stack = new_stack("", hosts=hosts)
+    pool = Pool(stack, flow="container")
+    count = "for i in 1 2 3 4 5 6 7 8; do echo line $i; sleep {pause}; done; exit {code}"
+    runs = [bare(pool, count.format(pause=1.5, code=0), gpus=2) for _ in range(4)]
+    runs += [bare(pool, count.format(pause=0.4, code=code), gpus=2) for code in (0, 5)]
+    for run in runs:
+        eventually(lambda run=run: "line 2" in pool.logs(run), "it runs")
+    before = {run: id for run, id in containers(*three_engines).items() if run in runs}
+    stack.stop_worker(signal.SIGKILL)
+    time.sleep(5)
+    stack.start_worker()
+    assert len(before) == 6
+    for run in runs:
+        expected = "Failed" if run == runs[-1] else "Completed"
+        assert pool.until(run, *ENDS)["state"]["name"] == expected
+        assert pool.logs(run).splitlines() == [f"line {number}" for number in range(1, 9)]
+        assert pool.states(run).count("Running") == 1
+    assert {run: id for run, id in containers(*three_engines).items() if run in runs} == before
+    eventually(lambda: pool.sql("select count(*) from attempt_ends") == [(6,)], "all ends are recorded")
+    assert pool.sql("select count(*) from attempts") == [(6,)]
+    assert pool.sql(NO_DEVICE_TWICE) == [(0,)]
+
+
+def test_an_engine_that_dies_and_comes_back(
+    new_stack: Callable[..., Stack], new_engine: Callable[..., Daemon]
+) -> None:
+    """Docker ends its containers when it starts again: the job is told so, and the host is used again."""
+    engine = new_engine("mortal")
+    stack = new_stack("", hosts=[f"one={engine.url},gpus=4"])
+    pool = Pool(stack, flow="container")
+    run = bare(pool, "trap : TERM; echo up; sleep 600 & wait", gpus=4)
+    eventually(lambda: "up" in pool.logs(run), "it runs")
+    engine.kill()
+    eventually(lambda: not pool.status().devices[0]["healthy"], "the host is marked down")
+    assert "does not answer" in pool.status().devices[0]["detail"]
+    waiting = bare(pool, "echo again", gpus=4)
+    engine.start()
+    assert pool.until(run, *ENDS)["state"]["name"] in ("Crashed", "Failed")
+    assert pool.until(waiting, *ENDS)["state"]["name"] == "Completed"
+    eventually(lambda: pool.sql("select count(*) from attempt_ends") == [(2,)], "both ends are recorded")
+    assert pool.sql("select count(*) from attempts") == [(2,)], "nothing was launched twice"
+
+
+def test_a_flow_in_a_container(
+    new_stack: Callable[..., Stack],
+    prefect_engine: Daemon,
+    reachable: Callable[[str, Daemon], str],
+) -> None:
+    """The image has Prefect and the flow: the run reports for itself, and can be cancelled."""
+    stack = new_stack("", hosts=[f"one={prefect_engine.url},gpus=4"])
+    pool = Pool(stack, flow="command")
+    pool.save_rules(api_url=reachable(stack.api_url, prefect_engine))
+    run = pool.submit("echo from inside $GPU_FLOWS_GPUS", image="prefect:test", gpus=2)
+    assert pool.until(run, *ENDS)["state"]["name"] == "Completed"
+    eventually(lambda: "from inside 2" in pool.logs(run), "what it logged arrives")
+    assert pool.states(run).count("Running") == 1
+    stopped = pool.submit("echo up; sleep 600", image="prefect:test", gpus=4)
+    eventually(lambda: "up" in pool.logs(stopped), "it runs")
+    pool.cancel(stopped)
+    assert pool.until(stopped, *ENDS)["state"]["name"] == "Cancelled"
+    assert "Crashed" not in pool.states(stopped)
+    eventually(lambda: not any(pool.holders().values()), "its devices are free")
