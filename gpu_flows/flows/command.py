@@ -154,10 +154,12 @@ def _is_done(ended: Future[Outcome]) -> bool:
     """Whether a command that was asked to leave has finished instead. If it says that it saved and left,
     the worker, which sees only this process, is told in the job's journal."""
     outcome = None if ended.exception() else ended.result()
-    directory = os.environ.get(contract.DIRECTORY, "")
+    directory, number = os.environ.get(contract.DIRECTORY, ""), contract.attempt_number()
     if outcome and outcome.exit_code == contract.CHECKPOINTED and directory:
-        with suppress(OSError):
-            contract.note(Path(directory), contract.Entry("left", contract.attempt_number(), time.time()))
+        told = contract.journal(Path(directory))[-1:]
+        if [(entry.event, entry.attempt) for entry in told] != [("left", number)]:  # it did not say so itself
+            with suppress(OSError):
+                contract.note(Path(directory), contract.Entry("left", number, time.time()))
     return outcome is not None and outcome.exit_code == 0 and not outcome.timed_out
 
 
