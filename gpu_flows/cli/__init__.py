@@ -26,7 +26,7 @@ from gpu_flows.cli.problem import BAD_INPUT, FAILED, INTERRUPTED, Problem
 COMMANDS = {
     "demo": ("See it all at work on a simulated cluster.", "gpu_flows.cli.demo:demo"),
     "up": ("Start server, pool, blocks and worker in one go.", "gpu_flows.cli.up:up"),
-    "submit": ("Put a job in line: a command, or a deployment.", "gpu_flows.cli.submit:submit"),
+    "submit": ("Put a job in line: a command, a container, or a deployment.", "gpu_flows.cli.submit:submit"),
     "queue": ("List who waits, and why; also who runs.", "gpu_flows.cli.queue:queue"),
     "why": ("Explain one run: why it waits, where it runs, how it ended.", "gpu_flows.cli.why:why"),
     "cancel": ("Stop runs, whatever they are at.", "gpu_flows.cli.cancel:cancel"),

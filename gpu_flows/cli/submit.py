@@ -114,7 +114,7 @@ def submit(
     With --image a deployment's flow runs in that image, which needs Prefect and the flow in it.
 
     A file has a job, or a list of jobs, with the keys name, type (PyTorch, Horovod, TensorFlow),
-    container_image, command and required_gpus. All of it is checked before any of it is submitted.
+    container_image, command and required_gpus. All of it is read before any of it is submitted.
 
     Parameters are JSON where they look like it, else text; `config.model=cnn` reaches inside one.
     """
