@@ -16,7 +16,6 @@ from pathlib import Path
 import pytest
 from containers import Heard, launch_of, runtime_on, soon
 from docker_hosts.daemon import Daemon
-from docker_hosts.fixtures import need_engine
 from docker_hosts.images import python_image
 
 from gpu_flows.blocks import ContainerRules, DockerHost
@@ -66,6 +65,8 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture(scope="module")
 def engines(image_cache: Path) -> Iterator[dict[str, Daemon]]:
     """Two machines with Python, to be reached by a socket and by tcp."""
+    from docker_hosts.fixtures import need_engine  # a plugin of pytest's, which must be first to import it
+
     need_engine()
     with ExitStack() as opened:
         found = {}

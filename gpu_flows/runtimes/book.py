@@ -60,6 +60,14 @@ class Book:
         """It never came to be."""
         shutil.rmtree(self.folder(launch), ignore_errors=True)
 
+    def note_start(self, launch: Launch) -> None:
+        """From now on something of it may have run."""
+        (self.folder(launch) / "starting").touch()
+
+    def has_started(self, attempt: str) -> bool:
+        """Whether anything of this attempt may have run."""
+        return any((home / attempt / "starting").exists() for home in (self.attempts, self.ended))
+
     def note_stop(self, launch: Launch, intent: str) -> float | None:
         """Note beside the attempt that it is asked to stop, and why. How long ago it was, if it was before,
         by us or by a worker before us: then it is not asked again, which might cut its saving short."""

@@ -104,6 +104,18 @@ class Pulse:
                 pass  # it has just ended
 
 
+@dataclass(slots=True)
+class Served:
+    """A host and its pulse."""
+
+    host: Host
+    pulse: Pulse
+
+    def close(self) -> None:
+        self.pulse.close()
+        self.host.close()
+
+
 def _stats(container: str, api: APIClient) -> dict[str, Any]:
     return dict(api.stats(container, stream=False, one_shot=True))
 

@@ -22,14 +22,14 @@ from docker.errors import APIError, NotFound
 
 from gpu_flows.blocks.docker import ContainerRules, DockerHost
 from gpu_flows.docker_host import Host, HostAway, archive
-from gpu_flows.runtimes.base import Attempt, End, Found, Intent, Launch, LaunchError, NodeAway, attempt_id
+from gpu_flows.runtimes.base import Attempt, End, Found, Intent, Launch, LaunchError, NodeAway
 from gpu_flows.runtimes.book import Book
-from gpu_flows.runtimes.docker import checkpoints
 from gpu_flows.runtimes.docker import container as words
+from gpu_flows.runtimes.docker.checkpoints import Checkpoints, fetch_journal, mount_of
 from gpu_flows.runtimes.docker.follower import Follower, nanoseconds
 from gpu_flows.runtimes.docker.launching import Unanswered, bring_up, has_started
 from gpu_flows.runtimes.docker.output import Feed, Pump, Sink
-from gpu_flows.runtimes.docker.pulse import Beat, Pulse
+from gpu_flows.runtimes.docker.pulse import Beat, Pulse, Served
 from gpu_flows.runtimes.docker.rules import OURS
 from gpu_flows.runtimes.entry import INTENT_FILE
 
@@ -39,19 +39,6 @@ FIRST_LOOK_S = 20.0
 DRAIN_S = 5.0
 SOON_S = 0.3
 UNSTARTED_FOR_S = 300.0  # a container that was made and not started for so long never will be
-STARTING = "starting"  # in the attempt's folder, once something may have run
-
-
-@dataclass(slots=True)
-class _Served:
-    """A host and its pulse."""
-
-    host: Host
-    pulse: Pulse
-
-    def close(self) -> None:
-        self.pulse.close()
-        self.host.close()
 
 
 @dataclass(slots=True)
@@ -59,7 +46,7 @@ class _Live:
     """An attempt that is being followed."""
 
     launch: Launch
-    served: _Served
+    served: Served
     feed: Feed
     ended: asyncio.Future[End]
     may_start: bool  # if it turns out that it was not
@@ -86,11 +73,11 @@ class DockerRuntime:
         comes_back: Callable[[str], bool] = lambda job_id: False,
     ) -> None:
         self._book, self.installation, self._may_act = book, installation, may_act
-        self._comes_back = comes_back
+        self._checkpoints = Checkpoints(book, comes_back)
         self._on_found, self._on_host = on_found, on_host
         self._pump = Pump(sink)
-        self._hosts: dict[str, _Served] = {}  # by name
-        self._leaving: list[_Served] = []  # no longer listed, but something still runs there
+        self._hosts: dict[str, Served] = {}  # by name
+        self._leaving: list[Served] = []  # no longer listed, but something still runs there
         self._serves_all = False  # one host for every node, whatever they are called
         self._rules = ContainerRules()
         self._live: dict[str, _Live] = {}
@@ -112,7 +99,7 @@ class DockerRuntime:
         for name, settings in wanted.items():
             if name not in self._hosts:
                 host = Host(settings)
-                self._hosts[name] = _Served(host, Pulse(host, self.installation, self._taker(host)))
+                self._hosts[name] = Served(host, Pulse(host, self.installation, self._taker(host)))
         self._let_go()
 
     def _taker(self, host: Host) -> Callable[[Beat], None]:
@@ -133,7 +120,7 @@ class DockerRuntime:
         served = self._of(node)
         return served.pulse.trouble if served else ""
 
-    def _of(self, node: str) -> _Served | None:
+    def _of(self, node: str) -> Served | None:
         return next(iter(self._hosts.values()), None) if self._serves_all else self._hosts.get(node)
 
     def _let_go(self) -> None:
@@ -183,48 +170,17 @@ class DockerRuntime:
         return _attempt(launch, served, started)
 
     def _bring_up(self, host: Host, launch: Launch, still_wanted: Callable[[], bool], feed: Feed) -> None:
-        say, mounted = partial(_say, feed), checkpoints.mount_of(launch, host)
+        say, mounted = partial(_say, feed), mount_of(launch, host)
 
         def before_start() -> None:
             if launch.checkpoints:
-                self._bring_checkpoints(host, launch, say)
-            (self._book.folder(launch) / STARTING).touch()
+                self._checkpoints.bring(launch, host, self._of, self._rules.lost_after_seconds, say)
+            self._book.note_start(launch)
 
         ours = [mounted] if mounted else []
         bring_up(host, launch, self.installation, self._rules, still_wanted, before_start, say, ours)
 
-    def _bring_checkpoints(self, host: Host, launch: Launch, say: Callable[[str], None]) -> None:
-        """What the attempt before kept, unless both see the same directory."""
-        mounted = checkpoints.is_mounted(launch, host)
-        if not mounted:
-            checkpoints.make_room(host, launch)
-        former = self._former(launch)
-        if former is None:
-            return
-        served, before = former
-        if mounted and checkpoints.is_mounted(before, served.host):
-            return
-        silent = served.pulse.silent_s()
-        try:
-            if silent <= self._rules.lost_after_seconds and checkpoints.bring(
-                before, served.host, launch, host
-            ):
-                say(f"Its checkpoints were brought over from host {served.host.name}.")
-                return
-        except HostAway as error:
-            raise NodeAway(f"its checkpoints are on host {served.host.name}: {error}") from error
-        say(f"What it had saved on host {served.host.name} is gone; it starts from the beginning.")
-
-    def _former(self, launch: Launch) -> tuple[_Served, Launch] | None:
-        """The last attempt of the job that ran in a container, and where."""
-        for number in range(launch.attempt - 1, 0, -1):
-            before = self._book.past(attempt_id(launch.job.id, number))
-            started = before and (self._book.ended / before.id / STARTING).exists()
-            if before and started and before.container and (served := self._of(before.node)):
-                return served, before
-        return None
-
-    def _follow(self, launch: Launch, served: _Served, feed: Feed, may_start: bool = False) -> None:
+    def _follow(self, launch: Launch, served: Served, feed: Feed, may_start: bool = False) -> None:
         loop = asyncio.get_running_loop()
         ended: asyncio.Future[End] = loop.create_future()
         self._live[launch.id] = live = _Live(launch, served, feed, ended, may_start)
@@ -247,15 +203,11 @@ class DockerRuntime:
         if live.feed.quiet and (end.exit_code or end.lost):
             live.feed.reveal()
         if live.launch.checkpoints and not end.lost:
-            await self._fetch_journal(live)
+            host = live.served.host
+            with contextlib.suppress(HostAway, APIError):
+                await host.run(partial(fetch_journal, host, live.launch))
         await self._pump.drain(live.launch.id, DRAIN_S)
         return end
-
-    async def _fetch_journal(self, live: _Live) -> None:
-        host = live.served.host
-        if not checkpoints.is_mounted(live.launch, host):
-            with contextlib.suppress(HostAway, APIError):
-                await host.run(partial(checkpoints.fetch_journal, host, live.launch))
 
     async def _end_or_loss(self, live: _Live) -> End:
         """Its end; or, when its host has been silent for too long, that it is lost."""
@@ -340,14 +292,14 @@ class DockerRuntime:
         except (HostAway, APIError):
             ours = True
         if not ours:
-            return gone if (self._book.folder(launch) / STARTING).exists() else never
+            return gone if self._book.has_started(launch.id) else never
         return await self._adopt(launch, served)
 
     def _is_news(self, launch: Launch) -> bool:
         known = launch.id in self._live or launch.id in self._launching
         return not known and not self._book.has_ended(launch.id)
 
-    async def _adopt(self, launch: Launch, served: _Served) -> Found:
+    async def _adopt(self, launch: Launch, served: Served) -> Found:
         """Follow what an earlier worker launched; its end comes the same way as any other."""
         self._launching.add(launch.id)
         with contextlib.suppress(FileExistsError, LaunchError):
@@ -376,7 +328,7 @@ class DockerRuntime:
             self._troubles[host.name] = beat.trouble
             self._on_host(host.name, beat.trouble)
 
-    def _see_to_it(self, launch: Launch, served: _Served, seen: dict[str, Any]) -> None:
+    def _see_to_it(self, launch: Launch, served: Served, seen: dict[str, Any]) -> None:
         """A container of ours: one that came to light is told of, one that has had its day is removed."""
         remove = partial(self._remove, served.host, seen["Id"])
         if self._is_news(launch):
@@ -388,19 +340,13 @@ class DockerRuntime:
             # Its end has been noted. If it still runs it was judged lost, and its devices are others' now.
             with contextlib.suppress(OSError):
                 ended = (self._book.ended / launch.id).stat().st_ctime  # when it was moved there
-                old = time.time() - ended > self._rules.keep_seconds and not self._is_needed(launch)
+                old = time.time() - ended > self._rules.keep_seconds and not self._checkpoints.are_needed_of(
+                    launch
+                )
                 if seen["State"] == "running" or old:
                     self._see_to(remove())
 
-    def _is_needed(self, launch: Launch) -> bool:
-        """Whether the job will go on from what is in this container: it has left, and has not run since."""
-        later = range(launch.attempt + 1, self._book.attempts_of(launch.job.id) + 1)
-        names = [attempt_id(launch.job.id, number) for number in later]
-        homes = (self._book.ended, self._book.attempts)
-        has_run_since = any((home / name / STARTING).exists() for name in names for home in homes)
-        return self._comes_back(launch.job.id) and not has_run_since
-
-    async def _tell_of(self, launch: Launch, served: _Served) -> None:
+    async def _tell_of(self, launch: Launch, served: Served) -> None:
         async with self._adopting:
             found = await self._adopt(launch, served) if self._is_news(launch) else None
         if found:
@@ -447,7 +393,7 @@ class DockerRuntime:
         self._hosts, self._leaving = {}, []
 
 
-def _attempt(launch: Launch, served: _Served, started: float) -> Attempt:
+def _attempt(launch: Launch, served: Served, started: float) -> Attempt:
     where = f"{socket.gethostname()}:{served.host.name}/{words.name_of(launch)}"
     return Attempt(launch, where, started)
 
