@@ -110,6 +110,8 @@ class PrefectDesk:
         speaks = not own and not self._intake.is_form(run)
         command = ENTRY if speaks else command_line(own, configuration.launcher, len(launch.devices))
         env = environment(configuration.env, speaks)
+        if speaks and (module := await self._intake.module_at_hand(run)):
+            env |= load_directly(module)
         secrets = {name: env[name] for name in self._intake.secret_names(run) if name in env}
         container = container_of(
             configuration.model_dump(),

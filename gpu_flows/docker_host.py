@@ -94,8 +94,8 @@ class Host:
 
     def has_init(self) -> bool:
         """Whether the engine brings a small first process, which reaps zombies and passes signals on."""
-        commit = (self.info().get("InitCommit") or {}).get("ID", "N/A")
-        return str(commit) != "N/A"  # empty: of unknown version
+        known = self.info().get("InitCommit") or {"ID": "N/A"}
+        return str(known.get("ID", "")) != "N/A"  # empty: it does not say which it is
 
     def forget_info(self) -> None:
         """It went away and may come back another."""

@@ -11,12 +11,14 @@ import json
 import time
 from collections import Counter
 from collections.abc import Container, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 from uuid import UUID
 
+import httpx
 from prefect.client.orchestration import PrefectClient
 from prefect.client.schemas.filters import (
     DeploymentFilter,
@@ -189,7 +191,7 @@ class Intake:
             str(run.id),
             variables,
             due=_due(run),
-            name=run.name,
+            name=self._form_name(run) or run.name,
             user=_user(run),
             line=(queue.priority if queue else None) or 0,
         )
@@ -258,6 +260,10 @@ class Intake:
         deployment = self._deployment_of(run)
         return bool(deployment and deployment.entrypoint == FORM)
 
+    def _form_name(self, run: FlowRun) -> str:
+        """The name that was given in the form; Prefect made one up before."""
+        return str(run.parameters.get("name") or "") if self.is_form(run) else ""
+
     def secret_names(self, run: FlowRun) -> set[str]:
         """The environment variables of a run that nobody but the job should read."""
         return secret_names(self.variables(run).get("env") or {})
@@ -280,15 +286,24 @@ class Intake:
     async def code_at_hand(self, run: FlowRun) -> tuple[str, str] | None:
         """Directory and entrypoint of the run's code, if all its deployment does to get it is to go to
         a directory, and that is on this machine."""
+        directory, entrypoint = await self._code(run)
+        return (directory, entrypoint) if directory and Path(directory).is_dir() else None
+
+    async def module_at_hand(self, run: FlowRun) -> str:
+        """The entrypoint of the run's code, if it is an installed module: an image that has it needs no
+        directory, and has not the one that `prefect deploy` was called in."""
+        directory, entrypoint = await self._code(run)
+        return entrypoint if directory and ".py:" not in entrypoint else ""
+
+    async def _code(self, run: FlowRun) -> tuple[str, str]:
+        """Directory and entrypoint, if to go there is all that the run's deployment does to get its code."""
         deployment = await self._deployment(run.deployment_id) if run.deployment_id else None
         if deployment is None or not deployment.entrypoint or len(deployment.pull_steps or []) != 1:
-            return None
+            return "", ""
         (step,) = deployment.pull_steps or []
         going = step.get("prefect.deployments.steps.set_working_directory")
         directory = going.get("directory") if isinstance(going, dict) and len(step) == 1 else None
-        if not isinstance(directory, str) or not Path(directory).is_dir():
-            return None
-        return directory, deployment.entrypoint
+        return (directory, deployment.entrypoint) if isinstance(directory, str) else ("", "")
 
     async def _deployment(self, deployment_id: UUID) -> DeploymentResponse:
         known = self._deployments.get(deployment_id)
@@ -302,11 +317,14 @@ class Intake:
     async def describe(self, job: Job) -> JobSubmitted:
         """The job as a fact."""
         run = self.runs[job.id]
+        if job.name != run.name:
+            with suppress(httpx.HTTPError):
+                await self._client.update_flow_run(run.id, name=job.name)
         deployment = self._deployments.get(run.deployment_id) if run.deployment_id else None
         return JobSubmitted(
             job_id=job.id,
             pool=self._pool,
-            name=run.name,
+            name=job.name,
             flow=(await self._flow(run.flow_id)).name,
             deployment=deployment.name if deployment else "",
             user_name=job.user,

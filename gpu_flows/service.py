@@ -387,7 +387,9 @@ class PoolService:
             settings.options,
             settings.refused_edit,
             settings.readings,
-            " ".join(filter(None, [settings.trouble, recorder.trouble if recorder else ""])),
+            " ".join(
+                filter(None, [settings.trouble, settings.missing, recorder.trouble if recorder else ""])
+            ),
         )
         await asyncio.to_thread(publish, status)
 

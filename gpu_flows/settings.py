@@ -63,6 +63,11 @@ class Settings:
         return dict(self._in_force.options) if self._in_force else {}
 
     @property
+    def missing(self) -> str:
+        """Why some of the devices are not known."""
+        return self._source.trouble if self._source else ""
+
+    @property
     def readings(self) -> dict[str, Reading]:
         return self._telemetry.latest
 

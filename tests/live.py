@@ -18,6 +18,7 @@ ENTRYPOINTS = {
     "container": "gpu_flows.flows.container:container",
     "train": "gpu_flows.flows.train:train",
 }
+GO_THERE = "prefect.deployments.steps.set_working_directory"
 # How many times a device was held by two attempts at once.
 NO_DEVICE_TWICE = """
     select count(*) from allocations a join allocations b on a.device_id = b.device_id
@@ -29,7 +30,8 @@ NO_DEVICE_TWICE = """
 
 
 class Pool:
-    def __init__(self, stack: Stack, flow: str = "command") -> None:
+    def __init__(self, stack: Stack, flow: str = "command", folder: str = "") -> None:
+        """A deployment of the flow, as `prefect deploy` called in that folder would make it."""
         self.stack = stack
         self._http = httpx.Client(base_url=stack.api_url, timeout=60)
         flow_id = self.post("/flows/", {"name": flow})["id"]
@@ -40,6 +42,7 @@ class Pool:
                 "flow_id": flow_id,
                 "entrypoint": ENTRYPOINTS[flow],
                 "work_pool_name": stack.pool,
+                "pull_steps": [{GO_THERE: {"directory": folder}}] if folder else None,
             },
         )["id"]
 

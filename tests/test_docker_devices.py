@@ -70,7 +70,7 @@ def devices_of(engine: Daemon, monkeypatch: pytest.MonkeyPatch) -> Iterator[Call
 
 
 def samplers(engine: Daemon) -> list[str]:
-    return [each.name for each in engine.client().containers.list(all=True)]
+    return [each.name for each in engine.client().containers.list(all=True, ignore_removed=True)]
 
 
 def test_a_host_tells_its_gpus_and_how_they_do(
@@ -112,10 +112,13 @@ def test_a_sampler_that_somebody_removes_is_made_again(
 ) -> None:
     devices = devices_of(DockerHost(name="gpu1", url=engine.url))
     devices.nodes()
-    [before] = engine.client().containers.list(all=True)
+    [before] = engine.client().containers.list(all=True, ignore_removed=True)
     before.remove(force=True)
     eventually(
-        lambda: [each for each in engine.client().containers.list() if each.id != before.id], "it is back"
+        lambda: [
+            each for each in engine.client().containers.list(ignore_removed=True) if each.id != before.id
+        ],
+        "it is back",
     )
     eventually(lambda: all(each.healthy for each in devices.read()), "and it tells")
 
@@ -167,5 +170,5 @@ def test_a_host_that_goes_away_has_unhealthy_devices(
     eventually(lambda: not any(each.healthy for each in devices.read()), "they are told unhealthy")
     assert "gpu1 does not answer" in devices.read()[0].detail
     devices.close()
-    [left] = engine.client().containers.list()  # it ends by itself, after its time
+    [left] = engine.client().containers.list(ignore_removed=True)  # it ends by itself, after its time
     left.remove(force=True)

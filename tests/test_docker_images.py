@@ -28,7 +28,7 @@ def image(engine: Daemon, registry: Registry) -> Iterator[str]:
 
 
 def forget(engine: Daemon, name: str) -> None:
-    for each in engine.client().containers.list(all=True):
+    for each in engine.client().containers.list(all=True, ignore_removed=True):
         each.remove(force=True)
     try:
         engine.client().images.remove(name, force=True)
@@ -110,7 +110,7 @@ def test_a_pull_that_is_no_longer_wanted_is_given_up(
                 await docker.launch(launch_of("true", image=image, login=login(registry)), lambda: False)
 
     asyncio.run(main())
-    assert not engine.client().containers.list(all=True)
+    assert not engine.client().containers.list(all=True, ignore_removed=True)
 
 
 def test_progress_is_told_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:

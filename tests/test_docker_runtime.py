@@ -31,13 +31,13 @@ def clean(engine: Daemon, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Looks round often, and leaves no container to the next test."""
     monkeypatch.setattr(pulse, "EVERY_S", 0.3)
     yield
-    for each in engine.client().containers.list(all=True):
+    for each in engine.client().containers.list(all=True, ignore_removed=True):
         with suppress(NotFound):
             each.remove(force=True)
 
 
 def names(engine: Daemon) -> set[str]:
-    return {each.name for each in engine.client().containers.list(all=True)}
+    return {each.name for each in engine.client().containers.list(all=True, ignore_removed=True)}
 
 
 def inspect(engine: Daemon, launch: Launch) -> dict[str, Any]:
@@ -370,7 +370,7 @@ def test_the_reaper_takes_what_is_ours_and_over_and_nothing_else(
             await soon(lambda: names(engine) == left, "what is over is gone")
             await asyncio.sleep(1.5)
             assert names(engine) == left
-        states = {each.name: each.status for each in client.containers.list(all=True)}
+        states = {each.name: each.status for each in client.containers.list(all=True, ignore_removed=True)}
         assert (
             states[words.name_of(other)]
             == states[words.name_of(running)]

@@ -38,13 +38,13 @@ def clean(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> It
     monkeypatch.setattr(pulse, "EVERY_S", 0.3)
     yield
     if "engine" in request.fixturenames:
-        for each in request.getfixturevalue("engine").client().containers.list(all=True):
+        for each in request.getfixturevalue("engine").client().containers.list(all=True, ignore_removed=True):
             with suppress(NotFound, APIError):
                 each.remove(force=True)
 
 
 def ids(engine: Daemon) -> dict[str, str]:
-    return {each.name: each.id for each in engine.client().containers.list(all=True)}
+    return {each.name: each.id for each in engine.client().containers.list(all=True, ignore_removed=True)}
 
 
 @contextmanager

@@ -168,9 +168,10 @@ def test_a_flow_in_a_container(
     prefect_engine: Daemon,
     reachable: Callable[[str, Daemon], str],
 ) -> None:
-    """The image has Prefect and the flow: the run reports for itself, and can be cancelled."""
+    """The image has Prefect and the flow: the run reports for itself, and can be cancelled. That the flow
+    was deployed from a folder which the image has not does not matter."""
     stack = new_stack("", hosts=[f"one={prefect_engine.url},gpus=4"])
-    pool = Pool(stack, flow="command")
+    pool = Pool(stack, flow="command", folder="/only/here")
     pool.save_rules(api_url=reachable(stack.api_url, prefect_engine))
     run = pool.submit("echo from inside $GPU_FLOWS_GPUS", image="prefect:test", gpus=2)
     assert pool.until(run, *ENDS)["state"]["name"] == "Completed"

@@ -41,6 +41,11 @@ class DeviceSource(Protocol):
         """The devices there are now, if they are others than when they were last told of."""
         ...
 
+    @property
+    def trouble(self) -> str:
+        """Why some devices that there should be are not known; empty when all are."""
+        ...
+
     def close(self) -> None: ...
 
 

@@ -77,6 +77,7 @@ class NvmlDevices:
     """A DeviceSource. Starts its child process at the first call; may be called from any thread."""
 
     name = "nvml"
+    trouble = ""
 
     def __init__(
         self,

@@ -34,6 +34,7 @@ class SimulatedDevices:
     """A DeviceSource. `load` says, at each reading, what the jobs on each device do."""
 
     name = "simulated"
+    trouble = ""
 
     def __init__(
         self,

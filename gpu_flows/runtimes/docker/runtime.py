@@ -263,7 +263,7 @@ class DockerRuntime:
             for _, entered in self._book.open_attempts():
                 if entered.container is not None and self._is_news(entered):
                     found.append(await self._look_for(entered))
-            for served in list(self._hosts.values()):
+            for served in [each for each in self._hosts.values() if not each.pulse.trouble]:
                 with contextlib.suppress(HostAway, APIError):
                     for seen in await served.host.call(served.pulse.ours):
                         carried = words.launch_seen(seen)
@@ -280,11 +280,9 @@ class DockerRuntime:
         if served is None:
             return gone  # its host is no longer listed
         try:
-            seen = await served.host.call(lambda api: api.inspect_container(words.name_of(launch)))
+            seen = await self._inspect(served, launch)
             ours = words.is_of(launch, self.installation, seen["Config"].get("Labels") or {})
-            if ours and not has_started(
-                seen
-            ):  # its worker died in between; whoever comes next makes a new one
+            if ours and not has_started(seen):  # its worker died in between
                 await self._remove(served.host, seen["Id"])
                 return never
         except NotFound:
@@ -294,6 +292,11 @@ class DockerRuntime:
         if not ours:
             return gone if self._book.has_started(launch.id) else never
         return await self._adopt(launch, served)
+
+    async def _inspect(self, served: Served, launch: Launch) -> dict[str, Any]:
+        if served.pulse.trouble:
+            raise HostAway(served.pulse.trouble)  # not to wait for it again
+        return dict(await served.host.call(lambda api: api.inspect_container(words.name_of(launch))))
 
     def _is_news(self, launch: Launch) -> bool:
         known = launch.id in self._live or launch.id in self._launching
@@ -307,7 +310,7 @@ class DockerRuntime:
         feed = Feed(launch, self._book.folder(launch), quiet=launch.hears_intents, adopted=True)
         started, alive = time.time(), True
         with contextlib.suppress(HostAway, APIError):
-            seen = await served.host.call(lambda api: api.inspect_container(words.name_of(launch)))
+            seen = await self._inspect(served, launch)
             alive = bool(seen["State"]["Running"])
             started = nanoseconds(seen["State"]["StartedAt"]) / 1e9 or started
         self._pump.add(launch.id, feed)
