@@ -89,7 +89,7 @@ def _insert(warehouse: duckdb.DuckDBPyConnection, table: str) -> str:
     keys = [name for (name,) in warehouse.execute(_KEYS, [table]).fetchall()]
     times = {name for name, kind in columns.items() if kind == "TIMESTAMP WITH TIME ZONE"}
     shape = ", ".join(f'"{name}": "{"DOUBLE" if name in times else kind}"' for name, kind in columns.items())
-    values = ", ".join(f"to_timestamp(fact.{name})" if name in times else f"fact.{name}" for name in columns)
+    values = ", ".join(_timestamp(name) if name in times else f"fact.{name}" for name in columns)
     insert = (
         f"insert into {table} ({', '.join(columns)}) select {values} from"
         f" (select json_transform(fact, '{{{shape}}}') as fact from incoming where table_name = '{table}')"
@@ -97,6 +97,11 @@ def _insert(warehouse: duckdb.DuckDBPyConnection, table: str) -> str:
     if not keys:
         return insert
     return f"{insert} where {' and '.join(f'fact.{key} is not null' for key in keys)} on conflict do nothing"
+
+
+def _timestamp(name: str) -> str:
+    """Out of range, `to_timestamp` would stop everything that comes after."""
+    return f"case when abs(fact.{name}) < 9e11 then to_timestamp(fact.{name}) end"
 
 
 _COLUMNS = """

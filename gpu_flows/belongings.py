@@ -12,6 +12,7 @@ under a root of the job's own choice are its owner's, and are never removed.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import shutil
@@ -57,6 +58,8 @@ class Belongings:
         """The directory in which the job keeps its checkpoints, made if it is not there. Raises OSError."""
         directory = (Path(root) if root else self._checkpoints) / job_id
         directory.mkdir(mode=0o700, exist_ok=True)
+        if directory.is_symlink():  # the job may write above it, and would lead us anywhere
+            raise OSError(errno.ELOOP, "it is a link", str(directory))
         if self._notes.get(job_id, NOTHING).ended:  # it is run again after its end
             self._drop(job_id)
         return directory

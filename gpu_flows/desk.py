@@ -124,7 +124,7 @@ class PrefectDesk:
         root = configuration.checkpoint_root
         if root:  # one that all hosts see, as the pool's rules have it
             rules, files_are_here = self._intake.container_rules
-            resolve(Mount(root, "/checkpoints"), rules.mount_roots, files_are_here)
+            root = resolve(Mount(root, "/checkpoints"), rules.mount_roots, files_are_here).source
             container = replace(container, shares_checkpoints=True)
         return replace(
             launch,
@@ -155,14 +155,18 @@ class PrefectDesk:
         return True
 
     async def ended(self, launch: Launch, end: End, intent: Intent | None, why: str = "") -> tuple[str, str]:
-        run_id = UUID(launch.job.id)
+        run_id, claim_id = UUID(launch.job.id), self._claims.pop(launch.job.id, None)
+        if claim_id is not None:
+            await self._states.covered_nothing(run_id, claim_id)
         return await self._states.finish(run_id, end, intent, launch.hears_intents, why)
 
     async def cancelled(self, job: Job) -> None:
         await self._states.close_abandoned(UUID(job.id))
 
     async def never_launched(self, job: Job, why: str) -> None:
-        await self._states.unclaim(UUID(job.id), why)
+        claim_id = self._claims.pop(job.id, None)
+        if claim_id is None or await self._states.covered_nothing(UUID(job.id), claim_id):
+            await self._states.unclaim(UUID(job.id), why)
 
     async def failed_to_launch(self, job: Job, why: str) -> None:
         await self._states.fail(UUID(job.id), could_not_launch(why))

@@ -58,6 +58,7 @@ class Dispatcher:
     ) -> None:
         self.pool, self.engine, self.runtime, self.desk = pool, engine, runtime, desk
         self.active = False  # whether this worker may act for the pool
+        self._closing = False
         self._belongings = belongings
         self._record: Callable[..., None] = record
         self._flush = flush  # returns when what was recorded is on disk
@@ -242,7 +243,9 @@ class Dispatcher:
         try:
             if ride.stirred.done():
                 raise NotWanted("it was asked to stop while it was being claimed")
-            ride.attempt = await self.runtime.launch(launch, lambda: not ride.stirred.done())
+            ride.attempt = await self.runtime.launch(
+                launch, lambda: not (ride.stirred.done() or self._closing)
+            )
         except NotWanted:  # before anything of it ran
             self._let_go(ride)
             return await self._close(ride, launch, End())
@@ -311,6 +314,9 @@ class Dispatcher:
         await asyncio.sleep(CLAIMS_FIRST_S)
         if reported is not None:
             await reported
+        # Another worker may lead meanwhile and have adopted the container: the end is its to report.
+        while launch.container and not self.active:
+            await asyncio.sleep(1.0)
         await self._close(ride, launch, end)
 
     def _let_go(self, ride: Ride) -> None:
@@ -339,6 +345,8 @@ class Dispatcher:
                 progress = progress_of(ride.attempt, progress, saved, ended, asked.kind)
         if outcome in FINAL:
             self.note_end(job_id, outcome, detail, ended)
+        elif outcome == "lost":  # its run was deleted
+            self.note_end(job_id, "cancelled", detail, ended)
         await asyncio.to_thread(self._flush)  # once forgotten, nobody would record it again
         if back:
             self._belongings.keep_progress(job_id, progress)
@@ -376,11 +384,12 @@ class Dispatcher:
 
     def _put_down(self, ride: Ride, task: asyncio.Task[None]) -> None:
         """The ride is over. Unless the job has another one, it waits again or is not ours any more."""
-        if task.cancelled():
+        if self._closing:
             return
         job = ride.job
-        if task.exception():
-            self._log.error("Run %s was lost sight of", job.name, exc_info=task.exception())
+        error = asyncio.CancelledError() if task.cancelled() else task.exception()
+        if error:
+            self._log.error("Run %s was lost sight of", job.name, exc_info=error)
             ride.over = True
         self._let_go(ride)
         if self._rides.get(job.id) is ride:
@@ -392,7 +401,7 @@ class Dispatcher:
 
     async def close(self) -> None:
         """Stop acting. What runs goes on running; the next worker adopts it."""
-        self.active = False
+        self.active, self._closing = False, True
         for handle in (self._planning, self._alarm):
             if handle:
                 handle.cancel()

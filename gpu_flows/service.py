@@ -173,7 +173,8 @@ class PoolService:
     async def _recover(self) -> None:
         """Find out from the world what a worker before us left: adopt what lives, close what died.
         What it had claimed and never launched, the first poll puts back in line."""
-        for each in await self.runtime.find():
+        found = await self.runtime.find()
+        for each in sorted(found, key=lambda each: each.launch.attempt, reverse=True):  # of a job, the last
             if not self.dispatcher.carries(each.launch.job.id):
                 self.dispatcher.adopt(each)
 

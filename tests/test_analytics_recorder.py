@@ -242,3 +242,15 @@ def test_an_emptied_spool_directory_does_not_stop_the_recorder(place: Place) -> 
     recorder.write(job(2))
     assert recorder.drain()
     assert place.ask("select job_id from jobs") == [("job-2",)]
+
+
+def test_a_time_that_is_none_stops_nobody(tmp_path: Path) -> None:
+    """Nanoseconds for seconds, say: the value is left out, and whatever comes after it is recorded."""
+    place = Place(tmp_path)
+    recorder = place.recorder()
+    recorder.write(AttemptEnded("a", 1, 1.7e18, "completed"))
+    recorder.write(job(1))
+    recorder.close()
+    assert not recorder.trouble
+    assert place.ask("select ended from attempt_ends") == [(None,)]
+    assert place.count("jobs") == 1

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from gpu_flows.belongings import KEEP_S, SWEEP_EVERY_S, Belongings
+from gpu_flows.checkpoints import contract
 from gpu_flows.leaving import Leave
 from gpu_flows.schedulers.model import NO_PROGRESS, Progress
 
@@ -61,3 +62,33 @@ def test_what_ended_long_ago_is_removed_and_nothing_else(tmp_path: Path) -> None
     assert lives.exists()
     assert theirs.exists(), "what is not in the pool's folder is not ours to remove"
     assert not list((tmp_path / "belongings").iterdir())
+
+
+def test_a_directory_that_has_become_a_link_is_not_used(tmp_path: Path) -> None:
+    """Under a root that the job can write to, it could lead the worker anywhere."""
+    root, elsewhere = tmp_path / "root", tmp_path / "elsewhere"
+    root.mkdir()
+    elsewhere.mkdir()
+    belongings = Belongings(tmp_path / "pool")
+    assert belongings.checkpoints("a", str(root)) == root / "a"
+    (root / "a").rmdir()
+    (root / "a").symlink_to(elsewhere)
+    with pytest.raises(OSError, match="it is a link"):
+        belongings.checkpoints("a", str(root))
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        '"time": 1.7e18',
+        '"time": 1, "bytes": Infinity',
+        '"time": 1, "step": NaN',
+        '"time": -1',
+        '"time": "now"',
+    ],
+)
+def test_a_journal_with_odd_numbers_is_not_believed(tmp_path: Path, odd: str) -> None:
+    contract.note(tmp_path, contract.Entry("saved", 1, 5.0, 7))
+    with (tmp_path / contract.JOURNAL).open("a") as journal:
+        journal.write(f'{{"event": "saved", "attempt": 1, {odd}}}\n')
+    assert [entry.step for entry in contract.journal(tmp_path)] == [7]

@@ -11,15 +11,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from containers import Heard, host_of, launch_of, run, serving, soon
+from containers import Heard, host_of, launch_of, run, serving, soon, told
 from docker.errors import NotFound
 from docker_hosts.daemon import Daemon
 
 from gpu_flows.blocks import ContainerRules
 from gpu_flows.docker_host import Host
 from gpu_flows.runtimes.base import Launch, LaunchError, Mount, NotWanted, Refused
+from gpu_flows.runtimes.book import Book
 from gpu_flows.runtimes.docker import container as words
 from gpu_flows.runtimes.docker import pulse, runtime
+from gpu_flows.runtimes.docker.runtime import DockerRuntime
 from gpu_flows.schedulers.model import Device
 
 pytest_plugins = ["docker_hosts.fixtures"]
@@ -152,7 +154,9 @@ def test_who_hears_is_given_its_grace_and_who_does_not_is_killed(engine: Daemon,
     async def main() -> None:
         sink = Heard()
         async with serving(tmp_path, host_of(engine), sink=sink) as docker:
-            polite = shell("trap 'sleep 0.5; echo saved; exit 5' TERM; echo up; while :; do sleep 0.1; done")
+            polite = shell(
+                "trap 'sleep 0.5; echo saved; exit 5' TERM; echo up; while :; do sleep 0.1; done", grace_s=20
+            )
             deaf = shell("trap '' TERM; echo up; while :; do sleep 0.1; done", grace_s=0.5)
             attempts = [await docker.launch(launch) for launch in (polite, deaf)]
             await soon(lambda: "up" in sink.of(polite) and "up" in sink.of(deaf), "both are ready")
@@ -383,8 +387,8 @@ def test_the_reaper_takes_what_is_ours_and_over_and_nothing_else(
 
 def test_an_ended_container_can_be_looked_at_for_a_while(engine: Daemon, tmp_path: Path) -> None:
     async def main() -> None:
-        async with serving(tmp_path, host_of(engine), rules=ContainerRules(keep_seconds=3)) as docker:
-            launch = shell("echo look; sleep 4")  # silent for longer than it is kept
+        async with serving(tmp_path, host_of(engine), rules=ContainerRules(keep_seconds=6)) as docker:
+            launch = shell("echo look; sleep 7")  # silent for longer than it is kept
             await run(docker, launch)
             await asyncio.sleep(1)
             assert words.name_of(launch) in names(engine)
@@ -408,5 +412,43 @@ def test_two_installations_on_one_engine_ignore_each_other(engine: Daemon, tmp_p
                 await asyncio.sleep(1)
         assert not found
         assert names(engine) == {words.name_of(launch)}
+
+    asyncio.run(main())
+
+
+# -- while hosts change -----------------------------------------------------------------------
+
+
+def test_a_host_whose_settings_change_is_used_on_and_its_jobs_are_followed_to_their_end(
+    engine: Daemon, tmp_path: Path
+) -> None:
+    async def main() -> None:
+        hosts: list[tuple[str, str]] = []
+        async with serving(tmp_path, host_of(engine), on_host=told(hosts)) as docker:
+            before = launch_of("sleep", "3")
+            attempt = await docker.launch(before)
+            docker.serve([host_of(engine, rack="another")], ContainerRules(), serves_all=False)
+            await soon(lambda: hosts == [("host", ""), ("host", "")], "it is told to be up again")
+            assert (await run(docker, launch_of("true"))).exit_code == 0
+            assert (await docker.wait(attempt)).exit_code == 0
+            docker.forget(before)
+
+    asyncio.run(main())
+
+
+def test_a_worker_that_was_not_told_of_any_host_believes_nothing_lost(engine: Daemon, tmp_path: Path) -> None:
+    """Its cluster block makes no sense. When it does again, what runs is found."""
+
+    async def main() -> None:
+        found: list[Any] = []
+        launch = launch_of("sleep", "20")
+        async with serving(tmp_path, host_of(engine)) as before:
+            await before.launch(launch)
+        later = DockerRuntime(Book(tmp_path), "test", Heard(), on_found=found.append)
+        assert await later.find() == []
+        later.serve([host_of(engine)], ContainerRules(), serves_all=False)
+        await soon(lambda: [each.launch.id for each in found if each.alive] == [launch.id], "it is found")
+        await later.kill_all()
+        await later.close()
 
     asyncio.run(main())

@@ -24,6 +24,7 @@ GRACE = "GPU_FLOWS_GRACE_SECONDS"
 ATTEMPT = "GPU_FLOWS_ATTEMPT"  # `<job id>.<number>`
 CHECKPOINTED = 85
 JOURNAL = "journal.jsonl"
+MOST, LATEST = 2**53, 1e11  # of any number, and of a time: what is beyond is no such thing
 MOST_READ = 4 * 2**20  # of a journal: it is the job's to write, and may be anything
 
 
@@ -44,7 +45,7 @@ def note(directory: Path, entry: Entry) -> None:
     line = json.dumps(asdict(entry)) + "\n"
     # Without O_NONBLOCK, a FIFO in its place would hold the job up for ever.
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
-    file = os.open(directory / JOURNAL, flags, 0o600)
+    file = os.open(directory / JOURNAL, flags, 0o644)  # the worker may be another user
     try:
         os.write(file, line.encode())
     finally:
@@ -69,11 +70,11 @@ def _entry(line: str) -> Entry | None:
         entry = Entry(**known)
         numbers = (entry.attempt, entry.time, entry.step, entry.seconds, entry.bytes)
         right = entry.event in ("saved", "restored", "left") and all(
-            isinstance(number, int | float) for number in numbers
+            isinstance(number, int | float) and 0 <= number < MOST for number in numbers
         )
     except (ValueError, TypeError, KeyError):
         return None
-    return entry if right else None
+    return entry if right and entry.time < LATEST else None
 
 
 def attempt_number(environment: Mapping[str, str] = os.environ) -> int:

@@ -20,10 +20,10 @@ from docker.errors import NotFound
 
 from gpu_flows.checkpoints import contract
 from gpu_flows.docker_host import Host, HostAway
-from gpu_flows.runtimes.base import Launch, Mount, NodeAway, attempt_id
+from gpu_flows.runtimes.base import Launch, Mount, NodeAway, Refused, attempt_id
 from gpu_flows.runtimes.book import Book
 from gpu_flows.runtimes.docker import container as words
-from gpu_flows.runtimes.docker.launching import insist
+from gpu_flows.runtimes.docker.launching import insist, read
 from gpu_flows.runtimes.docker.pulse import Served
 
 _PARENT, _, _FOLDER = words.CHECKPOINTS.rpartition("/")
@@ -38,11 +38,20 @@ def is_mounted(launch: Launch, host: Host) -> bool:
 def mount_of(launch: Launch, host: Host) -> Mount | None:
     if not is_mounted(launch, host):
         return None
-    with suppress(
-        OSError
-    ):  # whoever the image runs as may write there; the folder above is the worker's alone
-        os.chmod(launch.checkpoints, 0o777)
+    open_up(launch)
     return Mount(launch.checkpoints, words.CHECKPOINTS)
+
+
+def open_up(launch: Launch) -> None:
+    """Let whoever the image runs as write there; the folder above is the worker's alone. Refused if the
+    directory has become a link, by which a job could lead us anywhere."""
+    try:
+        directory = os.open(launch.checkpoints, os.O_DIRECTORY | os.O_NOFOLLOW)
+    except OSError as error:
+        raise Refused(f"its checkpoint directory cannot be used ({error.strerror})") from None
+    with suppress(OSError):
+        os.fchmod(directory, 0o777)
+    os.close(directory)
 
 
 class Checkpoints:
@@ -70,10 +79,14 @@ class Checkpoints:
         mounted = is_mounted(launch, host)
         if not mounted:
             _make_room(host, launch)
+        else:
+            open_up(launch)  # once more, just before it is mounted
         former = self._former(launch)
         served = host_of(former.node) if former else None
-        if former is None or served is None or (mounted and is_mounted(former, served.host)):
+        if former is None or (served and mounted and is_mounted(former, served.host)):
             return
+        if served is None:
+            return say(f"Node {former.node} is gone, with what it had saved; it starts from the beginning.")
         try:
             if served.pulse.silent_s() <= lost_after_s and _copy(former, served.host, launch, host):
                 return say(f"Its checkpoints were brought over from host {served.host.name}.")
@@ -118,15 +131,12 @@ def _copy(former: Launch, there: Host, launch: Launch, here: Host) -> bool:
 
 def fetch_journal(host: Host, launch: Launch) -> None:
     """Put what the job told of its checkpoints where the worker looks for it. Blocks."""
-    if is_mounted(launch, host):
-        return
     path = f"{words.CHECKPOINTS}/{contract.JOURNAL}"
-
-    def fetch(api: APIClient) -> bytes:
-        pieces, told = api.get_archive(words.name_of(launch), path)
-        return words.only_file(b"".join(pieces)) if told["size"] <= contract.MOST_READ else b""
-
-    with suppress(NotFound):
-        text = host.ask(fetch)
-        with suppress(OSError):
-            (Path(launch.checkpoints) / contract.JOURNAL).write_bytes(text)
+    with suppress(NotFound, OSError):
+        text = host.ask(lambda api: read(api, launch, path, contract.MOST_READ))
+        # Made anew and renamed: an earlier attempt may have left a link in its place.
+        fresh = Path(launch.checkpoints, f"{contract.JOURNAL}.new")
+        fresh.unlink(missing_ok=True)
+        with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o644), "wb") as file:
+            file.write(text)
+        os.replace(fresh, Path(launch.checkpoints, contract.JOURNAL))

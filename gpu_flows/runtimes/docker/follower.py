@@ -43,6 +43,7 @@ class Follower:
         self._host, self._name, self._feed = host, name_of(launch), feed
         self._on_end, self._may_start = on_end, may_start
         self._closed = threading.Event()
+        self._has_complained = False
         threading.Thread(target=self._run, name=f"follow-{launch.id}", daemon=True).start()
 
     def close(self) -> None:
@@ -53,11 +54,8 @@ class Follower:
         while not self._closed.is_set():
             try:
                 end = self._follow()
-            except (HostAway, APIError):
+            except Exception:  # it is asked again, whatever it is
                 end = None
-            except Exception as error:  # whatever it is: it must not leave a job without an end
-                end = None
-                self._feed.say(f"Its output cannot be read: {error!r}", time.time_ns() // 1000)
             if end is not None:
                 if not self._closed.is_set():
                     self._on_end(end)
@@ -66,13 +64,25 @@ class Follower:
 
     def _follow(self) -> End | None:
         """Read until it ends or the connection breaks."""
-        unfinished = self._read(follow=True)
+        unfinished = self._read_if_possible(follow=True)
         end = self._look()
         if end is not None:
             # A last line without an end may be missing from the stream, and one that was begun long ago
             # from what is read now.
-            self._read(follow=False, before=unfinished)
+            self._read_if_possible(follow=False, before=unfinished)
         return end
+
+    def _read_if_possible(self, follow: bool, before: Parts | None = None) -> Parts:
+        """Output that cannot be read must not leave a job without an end."""
+        try:
+            return self._read(follow, before)
+        except HostAway:
+            raise
+        except Exception as error:
+            if not self._has_complained:
+                self._has_complained = True
+                self._feed.say(f"Its output cannot be read: {error!r}", time.time_ns() // 1000)
+            return Parts()
 
     def _read(self, follow: bool, before: Parts | None = None) -> Parts:
         """Read what it prints, and answer with the lines that are not finished."""

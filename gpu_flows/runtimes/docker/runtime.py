@@ -25,9 +25,9 @@ from gpu_flows.docker_host import Host, HostAway, archive
 from gpu_flows.runtimes.base import Attempt, End, Found, Intent, Launch, LaunchError, NodeAway
 from gpu_flows.runtimes.book import Book
 from gpu_flows.runtimes.docker import container as words
-from gpu_flows.runtimes.docker.checkpoints import Checkpoints, fetch_journal, mount_of
+from gpu_flows.runtimes.docker.checkpoints import Checkpoints, fetch_journal, is_mounted, mount_of
 from gpu_flows.runtimes.docker.follower import Follower, nanoseconds
-from gpu_flows.runtimes.docker.launching import Unanswered, bring_up, has_started
+from gpu_flows.runtimes.docker.launching import Unanswered, bring_up, has_started, insist
 from gpu_flows.runtimes.docker.output import Feed, Pump, Sink
 from gpu_flows.runtimes.docker.pulse import Beat, Pulse, Served
 from gpu_flows.runtimes.docker.rules import OURS
@@ -81,17 +81,17 @@ class DockerRuntime:
         self._serves_all = False  # one host for every node, whatever they are called
         self._rules = ContainerRules()
         self._live: dict[str, _Live] = {}
-        self._launching: set[str] = set()
+        self._launching: dict[str, Served] = {}  # attempts, and where
         self._troubles: dict[str, str] = {}
         self._adopting = asyncio.Lock()
-        self._has_searched = False
+        self._has_searched = self._was_told = False
         self._errands: set[asyncio.Task[None]] = set()
 
     # -- hosts --------------------------------------------------------------------------------
 
     def serve(self, hosts: Iterable[DockerHost], rules: ContainerRules, serves_all: bool) -> None:
         """These hosts from now on. What runs on others is still followed to its end."""
-        self._rules, self._serves_all = rules, serves_all
+        self._rules, self._serves_all, self._was_told = rules, serves_all, True
         wanted = {host.name: host for host in hosts}
         for name, served in list(self._hosts.items()):
             if wanted.get(name) != served.host.settings:
@@ -99,6 +99,7 @@ class DockerRuntime:
         for name, settings in wanted.items():
             if name not in self._hosts:
                 host = Host(settings)
+                self._troubles.pop(name, None)
                 self._hosts[name] = Served(host, Pulse(host, self.installation, self._taker(host)))
         self._let_go()
 
@@ -124,7 +125,7 @@ class DockerRuntime:
         return next(iter(self._hosts.values()), None) if self._serves_all else self._hosts.get(node)
 
     def _let_go(self) -> None:
-        used = [live.served for live in self._live.values()]
+        used = [live.served for live in self._live.values()] + list(self._launching.values())
         for served in [each for each in self._leaving if each not in used]:
             self._leaving.remove(served)
             served.close()
@@ -146,7 +147,7 @@ class DockerRuntime:
         with contextlib.suppress(FileExistsError):
             self._book.enter(launch)
         feed = Feed(launch, self._book.folder(launch), quiet=launch.hears_intents)
-        self._launching.add(launch.id)
+        self._launching[launch.id] = served
         self._pump.add(launch.id, feed)
         try:
             await served.host.run(partial(self._bring_up, served.host, launch, still_wanted, feed))
@@ -162,7 +163,7 @@ class DockerRuntime:
             self._book.close(launch)  # not struck: its number is used up, whatever may be left of it
             raise
         finally:
-            self._launching.discard(launch.id)
+            self._launching.pop(launch.id, None)
         started = time.time()
         self._follow(launch, served, feed, may_start=True)
         # Also of a job that is over before the next beat it shall be known how much memory it took.
@@ -202,10 +203,10 @@ class DockerRuntime:
             end = replace(end, peak_memory_mb=vitals.peak_memory_mb)
         if live.feed.quiet and (end.exit_code or end.lost):
             live.feed.reveal()
-        if live.launch.checkpoints and not end.lost:
-            host = live.served.host
+        host = live.served.host
+        if live.launch.checkpoints and not end.lost and not is_mounted(live.launch, host):
             with contextlib.suppress(HostAway, APIError):
-                await host.run(partial(fetch_journal, host, live.launch))
+                await host.call(lambda _: fetch_journal(host, live.launch))
         await self._pump.drain(live.launch.id, DRAIN_S)
         return end
 
@@ -229,12 +230,17 @@ class DockerRuntime:
         live.may_start = False
         asked_ago = self._book.note_stop(launch, intent)
         if asked_ago is None:
-            with contextlib.suppress(HostAway, APIError):
+            tar = archive({INTENT_FILE: intent.encode()})
+            heard = "SIGUSR1" if launch.hears_intents else "SIGTERM"
+
+            def ask() -> None:
+                """Twice is better than not at all: then it would be killed without having saved."""
                 if launch.hears_intents:
-                    tar = archive({INTENT_FILE: intent.encode()})
-                    await host.call(lambda api: api.put_archive(name, OURS, tar))
-                heard = "SIGUSR1" if launch.hears_intents else "SIGTERM"
-                await host.call(lambda api: api.kill(name, heard))
+                    insist(lambda: host.ask(lambda api: api.put_archive(name, OURS, tar)))
+                insist(lambda: host.ask(lambda api: api.kill(name, heard)))
+
+            with contextlib.suppress(HostAway, APIError):
+                await host.call(lambda _: ask())
         await asyncio.wait({live.ended}, timeout=max(0.0, launch.grace_s - (asked_ago or 0.0)))
         while not live.ended.done() and launch.id in self._live:
             with contextlib.suppress(HostAway, APIError):
@@ -245,7 +251,8 @@ class DockerRuntime:
         live = self._live.pop(launch.id, None)
         if live and live.follower:
             live.follower.close()
-        if live and live.served in self._leaving:  # nobody will look there any more
+        unwatched = live and live.served in self._leaving and launch.node not in self._hosts
+        if live and unwatched and not self._checkpoints.are_needed_of(launch):
             self._see_to(self._remove(live.served.host, live.name))
         self._pump.remove(launch.id)
         self._book.close(launch)
@@ -256,6 +263,9 @@ class DockerRuntime:
     async def find(self) -> list[Found]:
         """What the book says and what the hosts show. A host that does not answer is believed to run what
         the book says it runs, until it is back or has been silent for too long."""
+        if not self._was_told:  # a cluster block that makes no sense: what runs is found when it is mended
+            self._has_searched = True
+            return []
         pulses = [served.pulse for served in self._hosts.values()]
         await asyncio.gather(*(asyncio.to_thread(pulse.first.wait, FIRST_LOOK_S) for pulse in pulses))
         found = []
@@ -304,7 +314,7 @@ class DockerRuntime:
 
     async def _adopt(self, launch: Launch, served: Served) -> Found:
         """Follow what an earlier worker launched; its end comes the same way as any other."""
-        self._launching.add(launch.id)
+        self._launching[launch.id] = served
         with contextlib.suppress(FileExistsError, LaunchError):
             self._book.enter(launch)
         feed = Feed(launch, self._book.folder(launch), quiet=launch.hears_intents, adopted=True)
@@ -315,7 +325,7 @@ class DockerRuntime:
             started = nanoseconds(seen["State"]["StartedAt"]) / 1e9 or started
         self._pump.add(launch.id, feed)
         self._follow(launch, served, feed)
-        self._launching.discard(launch.id)
+        self._launching.pop(launch.id, None)
         return Found(launch, _attempt(launch, served, started), alive)
 
     def _take(self, host: Host, beat: Beat) -> None:
