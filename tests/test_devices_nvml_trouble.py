@@ -120,7 +120,9 @@ def test_pauses_between_probes_double_until_one_answers(
 
     def starts_after(seconds: float) -> int:
         nonlocal now
-        eventually(lambda: not children())  # the last one is really gone
+        eventually(lambda: not children())
+        last = source._child._dying  # type: ignore[attr-defined]
+        eventually(lambda: last is None or not last.is_alive())  # really gone, with all its threads
         now += seconds
         source.read()
         return starts
