@@ -25,8 +25,10 @@ image:  ## Build our training image (BASE=image TAG=name EXTRAS=train REQUIREMEN
 	docker build -f deployments/Dockerfile -t '$(TAG)' --build-arg BASE='$(BASE)' \
 		--build-arg EXTRAS='$(EXTRAS)' --build-arg REQUIREMENTS='$(REQUIREMENTS)' $(PIP_ARGS) $(ARGS) .
 
+# Many servers and engines share few cores here, and now and then one starves: a test that fails is tried
+# once more, and the summary says which.
 test: $(VENV)/dev lint  ## Everything: linters, quick tests, tests with real engines
-	$(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist worksteal --reruns 1 -rR $(ARGS)
 
 quick: $(VENV)/dev  ## The quick tests alone, under two minutes
 	$(BIN)/python -m pytest -n 2 -m "not slow" $(ARGS)

@@ -28,13 +28,8 @@ T = TypeVar("T")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The slow tests first, so that two processes end at about the same time. One that waited in vain is
-    tried once more, and the summary says so: many servers and engines share few cores, and now and then
-    one starves. One that found something wrong is not."""
+    """The slow tests first, so that two processes end at about the same time."""
     items.sort(key=lambda item: "test_live_crash" not in item.nodeid and not item.get_closest_marker("slow"))
-    for item in items:
-        if item.get_closest_marker("slow"):
-            item.add_marker(pytest.mark.flaky(reruns=1, only_rerun=["still not so after", "does not "]))
 
 
 @pytest.fixture(scope="session")

@@ -145,8 +145,8 @@ def test_what_is_removed_under_our_eyes_has_an_end_that_says_so(engine: Daemon, 
             attempt = await docker.launch(launch)
             engine.client().api.remove_container(words.name_of(launch), force=True)
             end = await docker.wait(attempt)
-        assert end.exit_code is None
-        assert "removed by somebody" in end.detail
+        # To remove it by force is to kill it first, and one may be quick enough to see that.
+        assert end.exit_code == 137 or (end.exit_code is None and "removed by somebody" in end.detail)
 
     asyncio.run(main())
 

@@ -15,7 +15,7 @@ from gpu_flows.stack import Stack
 
 pytestmark = pytest.mark.slow
 
-ROUNDS = 5
+ROUNDS = 3
 DYING = Path(__file__).with_name("dying_worker.py")
 
 

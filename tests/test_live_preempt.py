@@ -101,8 +101,12 @@ def test_cancelled_while_preempted_and_a_worker_killed_while_a_job_leaves(
     again = pool.submit("true", gpus=2, priority_class="urgent")
     pool.until(leaver, "Preempted")
     gpu_flows = [sys.executable, "-m", "gpu_flows.cli"]
-    told = json.loads(stack.run([*gpu_flows, "why", leaver, "--json"]))
-    assert [each["outcome"] for each in told["attempts"]] == ["preempted", "preempted"]
+
+    def outcomes() -> list[str]:
+        told = json.loads(stack.run([*gpu_flows, "why", leaver, "--json"]))
+        return [each["outcome"] for each in told["attempts"]]
+
+    eventually(lambda: outcomes() == ["preempted", "preempted"], "`why` tells of both attempts")
     (told,) = json.loads(stack.run([*gpu_flows, "cancel", leaver, "--json"]))
     assert told["state"] == "Cancelled", "nothing of it is left to stop"
     pool.until(again, "Completed")

@@ -118,6 +118,7 @@ SCRIPT = """
             if step == 2 and rank == 1:
                 os.kill(os.getpid(), signal.SIGTERM)
     os.write(1, f"process {rank} drew {torch.rand(()).item()}\\n".encode())  # in one piece
+    torch.distributed.destroy_process_group()
 """
 
 
