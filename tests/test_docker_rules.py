@@ -353,7 +353,7 @@ def test_the_last_check_does_not_rely_on_the_first(size: float) -> None:
             check(container, {}, "", (), ContainerRules(), True)
 
 
-@pytest.mark.parametrize("directory", ["work", "../work", "/work/../..", "/wo\0rk", "C:\\work"])
+@pytest.mark.parametrize("directory", ["data", "../data", "/data/../..", "/da\0ta", "C:\\data"])
 def test_a_working_directory_is_an_absolute_path(directory: str) -> None:
     with pytest.raises(Refused, match="working directory"):
         ask(working_dir=directory)
