@@ -33,7 +33,7 @@ from gpu_flows.analytics.spool import Spool
 from gpu_flows.analytics.warehouse import Warehouse
 from gpu_flows.schedulers.model import all_devices
 from gpu_flows.schedulers.simulation.simulator import Attempt, JobResult, Simulation
-from gpu_flows.schedulers.simulation.workload import Arrival
+from gpu_flows.schedulers.workload import Arrival
 
 RUNTIME = "simulated"
 FACTS_AT_ONCE = 1_000

@@ -17,7 +17,7 @@ from typing import Any
 
 import httpx
 
-from gpu_flows.stack import Stack, StackError
+from gpu_flows.bootstrap.local_stack import Stack, StackError
 
 PATIENCE_S = 180.0  # a safety net for a slow machine, not an expectation
 

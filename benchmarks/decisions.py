@@ -14,7 +14,7 @@ import time
 
 from common import SPREAD_HEADING, Goal, Spread, arguments, carry_out, conclude, say
 
-from gpu_flows.schedulers.cluster_spec import declare
+from gpu_flows.schedulers.cluster.spec import declare
 from gpu_flows.schedulers.engine import Engine
 from gpu_flows.schedulers.model import Job
 from gpu_flows.schedulers.policy import make_policy

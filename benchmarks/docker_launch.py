@@ -27,11 +27,11 @@ from common import SPREAD_HEADING, Goal, Spread, arguments, carry_out, conclude,
 from docker import APIClient
 
 from gpu_flows.blocks import ContainerRules, DockerHost
-from gpu_flows.docker_host import Host, connect
+from gpu_flows.runtimes.attempt_store import Book
 from gpu_flows.runtimes.base import Container, Launch
-from gpu_flows.runtimes.book import Book
 from gpu_flows.runtimes.docker.container import arguments as words_for
 from gpu_flows.runtimes.docker.container import name_of
+from gpu_flows.runtimes.docker.host import Host, connect
 from gpu_flows.runtimes.docker.output import Line
 from gpu_flows.runtimes.docker.runtime import DockerRuntime
 from gpu_flows.schedulers.model import Device, Job

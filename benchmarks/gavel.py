@@ -42,7 +42,7 @@ CASES = [
 RUN = """
 import json, resource, sys
 from pathlib import Path
-from gpu_flows.schedulers.cluster_spec import declare
+from gpu_flows.schedulers.cluster.spec import declare
 from gpu_flows.schedulers.policy import make_policy
 from gpu_flows.schedulers.simulation.profiles import Profile
 from gpu_flows.schedulers.simulation.simulator import simulate

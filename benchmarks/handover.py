@@ -42,8 +42,8 @@ from common import (
 )
 
 from gpu_flows.analytics.answers import answer
-from gpu_flows.run_states import WAITING
-from gpu_flows.stack import Stack, StackError
+from gpu_flows.bootstrap.local_stack import Stack, StackError
+from gpu_flows.prefect_api.run_states import WAITING
 
 JOB = """
     began=$(date +%s.%N)

@@ -42,7 +42,7 @@ from common import (
     wait_until,
 )
 
-from gpu_flows.stack import PREFECT, Stack, StackError
+from gpu_flows.bootstrap.local_stack import PREFECT, Stack, StackError
 
 FLOW = """
     from prefect import flow

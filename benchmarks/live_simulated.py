@@ -16,7 +16,7 @@ from common import Api, Goal, arguments, carry_out, conclude, private_stack, say
 
 from gpu_flows.analytics.answers import QueryError, answer
 from gpu_flows.analytics.recorded import load
-from gpu_flows.schedulers.cluster_spec import declare
+from gpu_flows.schedulers.cluster.spec import declare
 from gpu_flows.schedulers.policy import make_policy
 from gpu_flows.schedulers.simulation.simulator import simulate
 

@@ -20,14 +20,14 @@ from typing import Any
 
 from common import arguments, carry_out, conclude, say
 
-from gpu_flows.schedulers.cluster_spec import declare
+from gpu_flows.schedulers.cluster.spec import declare
 from gpu_flows.schedulers.policy import make_policy
 from gpu_flows.schedulers.policy import policies as all_policies
 from gpu_flows.schedulers.simulation.bounds import Bounds, bounds
 from gpu_flows.schedulers.simulation.simulator import simulate
 from gpu_flows.schedulers.simulation.summary import summarize
-from gpu_flows.schedulers.simulation.workload import Arrival, spanning
 from gpu_flows.schedulers.traces import load
+from gpu_flows.schedulers.workload import Arrival, spanning
 
 SHIPPED = Path(__file__).parents[1] / "tests" / "traces" / "philly" / "philly5k.csv.gz"
 BEGIN, END = "<!-- table: begin -->", "<!-- table: end -->"

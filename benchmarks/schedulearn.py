@@ -17,7 +17,7 @@ from typing import Any
 
 from common import arguments, carry_out, conclude
 
-from gpu_flows.schedulers.cluster_spec import declare
+from gpu_flows.schedulers.cluster.spec import declare
 from gpu_flows.schedulers.policy import make_policy
 from gpu_flows.schedulers.simulation.generators import generate
 from gpu_flows.schedulers.simulation.profiles import SCHEDULEARN

@@ -22,12 +22,12 @@ from typing import Any
 
 from common import Goal, arguments, carry_out, conclude, say
 
-from gpu_flows.schedulers.cluster_spec import declare
+from gpu_flows.schedulers.cluster.spec import declare
 from gpu_flows.schedulers.policy import make_policy
 from gpu_flows.schedulers.simulation.generators import generate
 from gpu_flows.schedulers.simulation.simulator import simulate
-from gpu_flows.schedulers.simulation.workload import Arrival, spanning
 from gpu_flows.schedulers.traces import load
+from gpu_flows.schedulers.workload import Arrival, spanning
 
 GENERATED = "poisson:jobs=20000,rate_per_hour=1000"
 WANTED = {"fifo": 20_000, "sjf": 20_000, "srtf": 5_000, "tiresias": 5_000}  # jobs a second

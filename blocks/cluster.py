@@ -9,7 +9,7 @@ from prefect.blocks.core import Block
 from pydantic import BaseModel, Field, model_validator
 
 from gpu_flows.blocks.docker import LOCAL, ContainerRules, DockerHost
-from gpu_flows.schedulers.cluster_spec import DEFAULT_RACK, Kind, build, parse
+from gpu_flows.schedulers.cluster.spec import DEFAULT_RACK, Kind, build, parse
 from gpu_flows.schedulers.model import Node
 
 

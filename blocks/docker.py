@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, Field, field_validator, model_validator
 
-from gpu_flows.schedulers.cluster_spec import DEFAULT_RACK
+from gpu_flows.schedulers.cluster.spec import DEFAULT_RACK
 from gpu_flows.schedulers.model import Device, Node
 
 LOCAL = "local"

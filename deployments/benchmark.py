@@ -27,12 +27,12 @@ from gpu_flows.analytics.answers import Answer, answer
 from gpu_flows.analytics.facts import ExperimentRan
 from gpu_flows.analytics.recorder import Recorder
 from gpu_flows.blocks import GpuScheduler
-from gpu_flows.configuration import BlockNames, PolicyChoice, read_policy, read_warehouse
+from gpu_flows.config.paths import default_warehouse, pool_folder
+from gpu_flows.config.pool_blocks import BlockNames, PolicyChoice, read_policy, read_warehouse
 from gpu_flows.deployments.workload import Workload
-from gpu_flows.home import default_warehouse, pool_folder
 from gpu_flows.schedulers.policy import make_policy
 from gpu_flows.schedulers.protection import Protection
-from gpu_flows.status import read_status
+from gpu_flows.worker.status import read_status
 
 SHOWN = "policy", "jobs", "makespan_s", "avg_turnaround_s", "avg_queueing_s", "allocation", "utilization"
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import gpu_flows.blocks  # noqa: F401  registers the blocks
 from gpu_flows.prefect_private import collect_garbage_aside, show_card_in_wizard
-from gpu_flows.worker import GpuWorker
+from gpu_flows.worker.gpu_worker import GpuWorker
 
 LOGO = (  # a chip with an arrow
     "data:image/svg+xml;utf8,<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 64 64'>"

@@ -6,11 +6,11 @@ it is done the moves already stand; there is no second bookkeeping to go through
 
 from __future__ import annotations
 
-from gpu_flows.schedulers.cluster import Cluster
-from gpu_flows.schedulers.ladder import Ladder
-from gpu_flows.schedulers.line import Line
+from gpu_flows.schedulers.cluster.state import Cluster
 from gpu_flows.schedulers.model import Device, Job, Plan, Preempt, Progress, Running, Start
 from gpu_flows.schedulers.protection import UNPROTECTED, Protection
+from gpu_flows.schedulers.running_order import Ladder
+from gpu_flows.schedulers.waiting_queue import Line
 
 
 class BadMove(ValueError):

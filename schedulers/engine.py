@@ -15,10 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from traceback import walk_tb
 
-from gpu_flows.schedulers.cluster import Cluster
+from gpu_flows.schedulers.cluster.state import Cluster
 from gpu_flows.schedulers.draft import BadMove, Draft, Protected
-from gpu_flows.schedulers.ladder import Ladder
-from gpu_flows.schedulers.line import Line
 from gpu_flows.schedulers.model import (
     NO_PROGRESS,
     Device,
@@ -35,6 +33,8 @@ from gpu_flows.schedulers.policies.fifo import Fifo
 from gpu_flows.schedulers.policy import Policy, Speed, State, linear
 from gpu_flows.schedulers.protection import UNPROTECTED, Protection
 from gpu_flows.schedulers.reasons import Outlook, impossible
+from gpu_flows.schedulers.running_order import Ladder
+from gpu_flows.schedulers.waiting_queue import Line
 
 
 @dataclass(frozen=True, slots=True)

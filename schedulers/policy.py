@@ -8,7 +8,6 @@ registry only: nothing here imports a dotted path that somebody typed into a for
 from __future__ import annotations
 
 import importlib
-import pkgutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,11 +17,13 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from gpu_flows.schedulers.cluster import Cluster
+from gpu_flows.common.discovery import classes_in
+from gpu_flows.common.validation import explain
+from gpu_flows.schedulers.cluster.state import Cluster
 from gpu_flows.schedulers.draft import Draft
-from gpu_flows.schedulers.ladder import Ladder, Standing
-from gpu_flows.schedulers.line import Line
 from gpu_flows.schedulers.model import Job, Plan, Progress, Running
+from gpu_flows.schedulers.running_order import Ladder, Standing
+from gpu_flows.schedulers.waiting_queue import Line
 
 ENTRY_POINTS = "gpu_flows.policies"
 
@@ -118,14 +119,7 @@ class PolicyError(ValueError):
 
 @cache
 def _built_in() -> dict[str, type[Policy]]:
-    package = importlib.import_module("gpu_flows.schedulers.policies")
-    found: dict[str, type[Policy]] = {}
-    for module in pkgutil.iter_modules(package.__path__):
-        home = importlib.import_module(f"{package.__name__}.{module.name}")
-        for thing in vars(home).values():
-            if isinstance(thing, type) and issubclass(thing, Policy) and thing.__module__ == home.__name__:
-                found[thing.name] = thing
-    return found
+    return {policy.name: policy for policy in classes_in("gpu_flows.schedulers.policies", Policy)}
 
 
 def policies() -> dict[str, type[Policy]]:
@@ -168,6 +162,6 @@ def _why_absent(name: str) -> str:
 
 
 def _explain(policy: type[Policy], error: ValidationError) -> str:
-    wrong = "; ".join(f"{'.'.join(map(str, e['loc'])) or 'options'}: {e['msg']}" for e in error.errors())
+    wrong = explain(error, whole="options")
     options = ", ".join(policy.Options.model_fields) or "none"
     return f"Policy {policy.name!r} does not take these options ({wrong}). Its options: {options}."

@@ -13,7 +13,7 @@ capacity     the devices it needs are busy
 
 from __future__ import annotations
 
-from gpu_flows.schedulers.cluster import Cluster
+from gpu_flows.schedulers.cluster.state import Cluster
 from gpu_flows.schedulers.model import Job, Reason
 
 

@@ -22,7 +22,7 @@ os.environ.update(
     GPU_FLOWS_HOME=f"{_HOME.name}/gpu-flows",
 )
 
-from gpu_flows.stack import Stack  # noqa: E402
+from gpu_flows.bootstrap.local_stack import Stack  # noqa: E402
 
 T = TypeVar("T")
 

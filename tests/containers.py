@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 from docker_hosts.daemon import Daemon
 
 from gpu_flows.blocks import ContainerRules, DockerHost
+from gpu_flows.runtimes.attempt_store import Book
 from gpu_flows.runtimes.base import Container, End, Launch
-from gpu_flows.runtimes.book import Book
 from gpu_flows.runtimes.docker.output import Line
 from gpu_flows.runtimes.docker.runtime import DockerRuntime
 from gpu_flows.schedulers.model import Device, Job

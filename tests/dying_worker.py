@@ -16,11 +16,11 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from gpu_flows.desk import PrefectDesk
-from gpu_flows.dispatcher import Dispatcher
-from gpu_flows.run_states import RunStates
+from gpu_flows.dispatch.dispatcher import Dispatcher
+from gpu_flows.prefect_api.prefect_gateway import PrefectDesk
+from gpu_flows.prefect_api.run_states import RunStates
 from gpu_flows.runtimes import process
-from gpu_flows.worker import GpuWorker
+from gpu_flows.worker.gpu_worker import GpuWorker
 
 
 def die() -> None:

@@ -10,8 +10,8 @@ import psutil
 from conftest import eventually
 
 from gpu_flows.analytics.answers import answer
-from gpu_flows.stack import Stack
-from gpu_flows.status import Status
+from gpu_flows.bootstrap.local_stack import Stack
+from gpu_flows.worker.status import Status
 
 ENTRYPOINTS = {
     "command": "gpu_flows.flows.command:command",

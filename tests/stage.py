@@ -9,11 +9,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from gpu_flows.belongings import Belongings
-from gpu_flows.counter import Unreachable
-from gpu_flows.dispatcher import Dispatcher
+from gpu_flows.dispatch.dispatcher import Dispatcher
+from gpu_flows.dispatch.gateway import Unreachable
+from gpu_flows.dispatch.job_store import Belongings
 from gpu_flows.runtimes.base import Attempt, End, Found, Intent, Launch
-from gpu_flows.schedulers.cluster_spec import declare
+from gpu_flows.schedulers.cluster.spec import declare
 from gpu_flows.schedulers.engine import Engine
 from gpu_flows.schedulers.model import Job, Plan, Reason, Start
 from gpu_flows.schedulers.policy import Policy, State, make_policy

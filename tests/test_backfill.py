@@ -13,15 +13,15 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from gpu_flows.schedulers.backfill import Forecast, Slot
-from gpu_flows.schedulers.cluster_spec import declare
+from gpu_flows.schedulers.cluster.spec import declare
 from gpu_flows.schedulers.engine import Engine
 from gpu_flows.schedulers.model import Job, Node, Preempt, Start
-from gpu_flows.schedulers.placement import PLACEMENTS
+from gpu_flows.schedulers.placement.options import PLACEMENTS
 from gpu_flows.schedulers.policies import conservative, priority
 from gpu_flows.schedulers.policy import make_policy
+from gpu_flows.schedulers.policy_support.backfill import Forecast, Slot
 from gpu_flows.schedulers.simulation.simulator import simulate
-from gpu_flows.schedulers.simulation.workload import Arrival
+from gpu_flows.schedulers.workload import Arrival
 from tests.workloads import workloads
 
 quick = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from gpu_flows.belongings import KEEP_S, SWEEP_EVERY_S, Belongings
 from gpu_flows.checkpoints import contract
-from gpu_flows.leaving import Leave
+from gpu_flows.dispatch.job_store import KEEP_S, SWEEP_EVERY_S, Belongings
+from gpu_flows.dispatch.preemption import Leave
 from gpu_flows.schedulers.model import NO_PROGRESS, Progress
 
 BEHIND = Progress(2, 30.0, 60.0, 25.0, 99.0, 1)

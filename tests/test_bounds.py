@@ -15,11 +15,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from scipy.optimize import linprog
 
-from gpu_flows.schedulers.cluster_spec import declare
+from gpu_flows.schedulers.cluster.spec import declare
 from gpu_flows.schedulers.model import Device, Job, Node, all_devices
 from gpu_flows.schedulers.simulation.bounds import Speed, bounds
 from gpu_flows.schedulers.simulation.optimum import Objective, Placed, optimum
-from gpu_flows.schedulers.simulation.workload import Arrival
+from gpu_flows.schedulers.workload import Arrival
 
 OBJECTIVES: tuple[Objective, ...] = ("makespan_s", "mean_turnaround_s")
 NOISE = 1e-6

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from gpu_flows.analytics import charts
-from gpu_flows.schedulers.cluster_spec import declare
+from gpu_flows.schedulers.cluster.spec import declare
 from gpu_flows.schedulers.model import Job
 from gpu_flows.schedulers.policy import make_policy
 from gpu_flows.schedulers.simulation.simulator import Simulation, simulate
 from gpu_flows.schedulers.simulation.summary import device_use, turnarounds_s
-from gpu_flows.schedulers.simulation.workload import Arrival
+from gpu_flows.schedulers.workload import Arrival
 
 EVIL = "<script>alert('1')</script>&\"\x1b[2J\u202e"
 SVG = "{http://www.w3.org/2000/svg}"

@@ -19,12 +19,12 @@ from docker_hosts.daemon import Daemon
 from live import Pool
 
 from gpu_flows.blocks import GpuCluster
+from gpu_flows.bootstrap.local_stack import Stack, free_port
 from gpu_flows.cli import checks_docker, containers
 from gpu_flows.cli.checkup import Finding, Surroundings
 from gpu_flows.cli.pool_view import FORM
-from gpu_flows.job_container import FORM as FORM_OF_WORKER
-from gpu_flows.job_container import LAUNCHERS, Kind
-from gpu_flows.stack import Stack, free_port
+from gpu_flows.prefect_api.container_request import FORM as FORM_OF_WORKER
+from gpu_flows.prefect_api.container_request import LAUNCHERS, Kind
 
 pytest_plugins = ["command_line.fixtures", "docker_hosts.fixtures"]
 

@@ -11,7 +11,7 @@ from command_line.run import Said, gpu_flows_process
 from conftest import eventually
 from live import Pool
 
-from gpu_flows.stack import Stack
+from gpu_flows.bootstrap.local_stack import Stack
 
 pytestmark = pytest.mark.slow
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_flows.schedulers.cluster_spec import DEFAULT_MEMORY_GB, MOST_DEVICES, declare
+from gpu_flows.schedulers.cluster.spec import DEFAULT_MEMORY_GB, MOST_DEVICES, declare
 from gpu_flows.schedulers.model import Device
 
 

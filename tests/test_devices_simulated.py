@@ -6,7 +6,7 @@ import pytest
 
 from gpu_flows.devices.base import Reading
 from gpu_flows.devices.simulated import WHOLE_DEVICE_SHARE, Load, SimulatedDevices
-from gpu_flows.schedulers.cluster_spec import declare
+from gpu_flows.schedulers.cluster.spec import declare
 
 FIRST = "SIM-node-1-0"
 

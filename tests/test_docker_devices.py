@@ -16,7 +16,7 @@ from gpu_flows.blocks import DockerHost
 from gpu_flows.devices import docker_sampler
 from gpu_flows.devices.base import DeviceError
 from gpu_flows.devices.docker_hosts import DockerDevices
-from gpu_flows.docker_host import Host, archive
+from gpu_flows.runtimes.docker.host import Host, archive
 
 pytest_plugins = ["docker_hosts.fixtures", "nvml.fixtures"]
 pytestmark = pytest.mark.slow

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from gpu_flows.blocks import ContainerRules
-from gpu_flows.job_container import command_line, container_of
-from gpu_flows.job_variables import BadAsk, check_names
+from gpu_flows.prefect_api.container_request import command_line, container_of
+from gpu_flows.prefect_api.job_variables import BadAsk, check_names
 from gpu_flows.runtimes.base import Container, Mount, Refused
 from gpu_flows.runtimes.docker.rules import check, resolve
 

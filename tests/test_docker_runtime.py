@@ -16,11 +16,12 @@ from docker.errors import NotFound
 from docker_hosts.daemon import Daemon
 
 from gpu_flows.blocks import ContainerRules
-from gpu_flows.docker_host import Host
+from gpu_flows.runtimes.attempt_store import Book
 from gpu_flows.runtimes.base import Launch, LaunchError, Mount, NotWanted, Refused
-from gpu_flows.runtimes.book import Book
 from gpu_flows.runtimes.docker import container as words
-from gpu_flows.runtimes.docker import pulse, runtime
+from gpu_flows.runtimes.docker import host_health as pulse
+from gpu_flows.runtimes.docker import runtime
+from gpu_flows.runtimes.docker.host import Host
 from gpu_flows.runtimes.docker.runtime import DockerRuntime
 from gpu_flows.schedulers.model import Device
 

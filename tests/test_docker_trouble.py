@@ -21,10 +21,11 @@ from docker_hosts.lossy_proxy import LossyProxy
 from docker_worker import Paper
 
 from gpu_flows.blocks import ContainerRules, DockerHost
-from gpu_flows.docker_host import Host, HostAway
 from gpu_flows.runtimes.base import Launch, Mount, NodeAway
 from gpu_flows.runtimes.docker import container as words
-from gpu_flows.runtimes.docker import follower, pulse
+from gpu_flows.runtimes.docker import follower
+from gpu_flows.runtimes.docker import host_health as pulse
+from gpu_flows.runtimes.docker.host import Host, HostAway
 
 pytest_plugins = ["docker_hosts.fixtures"]
 pytestmark = pytest.mark.slow

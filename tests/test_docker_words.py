@@ -11,9 +11,9 @@ from containers import launch_of
 from docker import APIClient
 
 from gpu_flows.blocks import ContainerRules, DockerHost
-from gpu_flows.docker_host import Host
 from gpu_flows.runtimes.base import Launch, LaunchError, Mount
 from gpu_flows.runtimes.docker import container as words
+from gpu_flows.runtimes.docker.host import Host
 from gpu_flows.runtimes.docker.launchers import Launcher, launched_by
 from gpu_flows.schedulers.model import Device
 

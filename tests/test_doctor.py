@@ -18,8 +18,8 @@ from command_line.worker import device, serve_here
 
 from gpu_flows.cli import checks_docker, checks_here, checks_server, doctor
 from gpu_flows.cli.checkup import Check, Finding, Surroundings
-from gpu_flows.home import default_warehouse
-from gpu_flows.job_variables import GpuJobVariables
+from gpu_flows.config.paths import default_warehouse
+from gpu_flows.prefect_api.job_variables import GpuJobVariables
 
 pytest_plugins = ["command_line.fixtures"]
 pytestmark = pytest.mark.usefixtures("own_home")

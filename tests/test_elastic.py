@@ -11,22 +11,22 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gpu_flows.schedulers.cluster import Cluster
-from gpu_flows.schedulers.cluster_spec import declare
+from gpu_flows.schedulers.cluster.spec import declare
+from gpu_flows.schedulers.cluster.state import Cluster
 from gpu_flows.schedulers.draft import Draft
-from gpu_flows.schedulers.elastic import Division, ElasticOptions, Shares, by_gain, in_rounds
 from gpu_flows.schedulers.engine import Engine
-from gpu_flows.schedulers.ladder import Ladder
-from gpu_flows.schedulers.line import Line
 from gpu_flows.schedulers.model import NO_PROGRESS, Job, Preempt, Running, Start
 from gpu_flows.schedulers.policies.afs_l import one_by_one
 from gpu_flows.schedulers.policies.ffdl import largest_sum
 from gpu_flows.schedulers.policy import Policy, Speed, State, linear, make_policy
-from gpu_flows.schedulers.resizing import resize
+from gpu_flows.schedulers.policy_support.elastic import Division, ElasticOptions, Shares, by_gain, in_rounds
+from gpu_flows.schedulers.policy_support.resizing import resize
+from gpu_flows.schedulers.running_order import Ladder
 from gpu_flows.schedulers.simulation.profiles import SCHEDULEARN, Profile
 from gpu_flows.schedulers.simulation.simulator import Simulation, simulate
-from gpu_flows.schedulers.simulation.workload import Arrival
 from gpu_flows.schedulers.simulation.world import World
+from gpu_flows.schedulers.waiting_queue import Line
+from gpu_flows.schedulers.workload import Arrival
 
 quick = settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 LINEAR = World(Profile({("", ""): {1: 1.0}}))  # unlike the plain world, it looks at the number of devices

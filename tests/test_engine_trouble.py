@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from gpu_flows.schedulers.cluster_spec import declare
+from gpu_flows.schedulers.cluster.spec import declare
 from gpu_flows.schedulers.engine import Engine
-from gpu_flows.schedulers.ladder import Standing
 from gpu_flows.schedulers.model import Device, Job, Node, Plan, Progress, Running, Start
 from gpu_flows.schedulers.policy import Policy, State, make_policy
+from gpu_flows.schedulers.running_order import Standing
 
 
 class Raises(Policy):

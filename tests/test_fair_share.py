@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import pytest
 
-from gpu_flows.schedulers.cluster_spec import declare
+from gpu_flows.schedulers.cluster.spec import declare
 from gpu_flows.schedulers.engine import Engine
 from gpu_flows.schedulers.model import Job, Start
 from gpu_flows.schedulers.policy import PolicyError, make_policy
 from gpu_flows.schedulers.simulation.estimates import Stated
 from gpu_flows.schedulers.simulation.simulator import simulate
-from gpu_flows.schedulers.simulation.workload import Arrival
+from gpu_flows.schedulers.workload import Arrival
 
 
 def backlog(user: str, jobs: int, seed: int, sizes: tuple[int, ...] = (1,)) -> list[Arrival]:

@@ -14,11 +14,11 @@ from types import ModuleType
 
 import pytest
 
-from gpu_flows.schedulers.cluster import Cluster, NodeState
-from gpu_flows.schedulers.cluster_spec import declare
+from gpu_flows.schedulers.cluster.spec import declare
+from gpu_flows.schedulers.cluster.state import Cluster, NodeState
 from gpu_flows.schedulers.model import Device, Job, Node
-from gpu_flows.schedulers.placement import PlacementOptions
-from gpu_flows.schedulers.placements.fragmentation import STEP
+from gpu_flows.schedulers.placement.fragmentation import STEP
+from gpu_flows.schedulers.placement.options import PlacementOptions
 
 UNIT = 1000  # of memory, to have parts of devices in round figures
 

@@ -16,17 +16,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import linprog
 
-from gpu_flows.schedulers.cluster_spec import declare
+from gpu_flows.schedulers.cluster.spec import declare
 from gpu_flows.schedulers.engine import Engine
-from gpu_flows.schedulers.gavel_lp import Numbers, fairest_shares
 from gpu_flows.schedulers.model import Job, Start
 from gpu_flows.schedulers.policy import PolicyError, make_policy
+from gpu_flows.schedulers.policy_support.gavel_lp import Numbers, fairest_shares
 from gpu_flows.schedulers.simulation.profiles import Profile
 from gpu_flows.schedulers.simulation.simulator import Attempt, Simulation, simulate
-from gpu_flows.schedulers.simulation.workload import Arrival
 from gpu_flows.schedulers.simulation.world import World
 from gpu_flows.schedulers.traces.gavel import throughputs
 from gpu_flows.schedulers.traces.reading import load
+from gpu_flows.schedulers.workload import Arrival
 from tests.workloads import workloads
 
 HERE = Path(__file__).parent / "traces" / "gavel"

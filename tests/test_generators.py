@@ -11,8 +11,8 @@ import pytest
 
 from gpu_flows.schedulers.simulation.generators import AMS560_JOBS, WORKLOADS, WorkloadError, generate
 from gpu_flows.schedulers.simulation.profiles import SCHEDULEARN_SECONDS
-from gpu_flows.schedulers.simulation.workload import Arrival
 from gpu_flows.schedulers.traces import TraceError
+from gpu_flows.schedulers.workload import Arrival
 
 
 def gaps(arrivals: list[Arrival]) -> list[float]:

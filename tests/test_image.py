@@ -17,10 +17,10 @@ from docker_hosts.images import CHECKOUT
 from live import Pool
 
 from gpu_flows.blocks import DockerHost
+from gpu_flows.bootstrap.local_stack import Stack
 from gpu_flows.devices.docker_sampler import ContainerProbe
 from gpu_flows.devices.nvml_child import NoAnswer
-from gpu_flows.docker_host import Host
-from gpu_flows.stack import Stack
+from gpu_flows.runtimes.docker.host import Host
 
 pytest_plugins = ["docker_hosts.fixtures"]
 pytestmark = pytest.mark.slow

@@ -15,7 +15,7 @@ from docker_hosts.daemon import Daemon
 from docker_hosts.lossy_proxy import LossyProxy
 from live import NO_DEVICE_TWICE, Pool
 
-from gpu_flows.stack import Stack
+from gpu_flows.bootstrap.local_stack import Stack
 
 pytest_plugins = ["docker_hosts.fixtures"]
 pytestmark = pytest.mark.slow

@@ -9,7 +9,7 @@ from conftest import eventually
 from docker_hosts.daemon import Daemon
 from live import NO_DEVICE_TWICE, Pool
 
-from gpu_flows.stack import Stack
+from gpu_flows.bootstrap.local_stack import Stack
 
 pytest_plugins = ["docker_hosts.fixtures"]
 pytestmark = pytest.mark.slow

@@ -10,7 +10,7 @@ import pytest
 from conftest import eventually
 from live import Pool
 
-from gpu_flows.stack import Stack
+from gpu_flows.bootstrap.local_stack import Stack
 
 pytestmark = pytest.mark.slow
 

@@ -14,7 +14,7 @@ import pytest
 from conftest import eventually
 from live import NO_DEVICE_TWICE, Pool
 
-from gpu_flows.stack import Stack
+from gpu_flows.bootstrap.local_stack import Stack
 
 pytestmark = pytest.mark.slow
 

@@ -18,9 +18,9 @@ from live import Pool
 from prefect.client.orchestration import PrefectClient
 from prefect.client.schemas.objects import FlowRun, StateType
 
-from gpu_flows.run_states import RunStates
+from gpu_flows.bootstrap.local_stack import Stack
+from gpu_flows.prefect_api.run_states import RunStates
 from gpu_flows.schedulers.model import Reason
-from gpu_flows.stack import Stack
 
 pytestmark = pytest.mark.slow
 

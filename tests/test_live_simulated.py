@@ -11,10 +11,10 @@ from conftest import eventually
 from live import Pool
 
 from gpu_flows.analytics.recorded import load
-from gpu_flows.schedulers.cluster_spec import declare
+from gpu_flows.bootstrap.local_stack import Stack
+from gpu_flows.schedulers.cluster.spec import declare
 from gpu_flows.schedulers.policy import make_policy
 from gpu_flows.schedulers.simulation.simulator import simulate
-from gpu_flows.stack import Stack
 
 pytestmark = pytest.mark.slow
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from gpu_flows.schedulers.cluster import Cluster
-from gpu_flows.schedulers.cluster_spec import declare
+from gpu_flows.schedulers.cluster.spec import declare
+from gpu_flows.schedulers.cluster.state import Cluster
 from gpu_flows.schedulers.model import Device, Job, Node
-from gpu_flows.schedulers.placement import PLACEMENTS, PlacementOptions
+from gpu_flows.schedulers.placement.options import PLACEMENTS, PlacementOptions
 
 GB = 1024
 

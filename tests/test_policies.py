@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_flows.schedulers.cluster_spec import declare
+from gpu_flows.schedulers.cluster.spec import declare
 from gpu_flows.schedulers.engine import Engine
 from gpu_flows.schedulers.model import Job, Start
 from gpu_flows.schedulers.policy import PolicyError, make_policy, policies
@@ -162,7 +162,7 @@ def test_a_policy_of_another_package_is_found_by_its_entry_point(tmp_path: Path)
     (tmp_path / "mine.py").write_text(
         textwrap.dedent('''
         from gpu_flows.schedulers.policy import Policy
-        from gpu_flows.schedulers.placement import PlacementOptions
+        from gpu_flows.schedulers.placement.options import PlacementOptions
 
         class Smallest(Policy):
             """The job that asks for the fewest devices starts first."""

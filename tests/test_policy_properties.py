@@ -8,13 +8,13 @@ from itertools import pairwise
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from gpu_flows.schedulers.cluster_spec import declare
+from gpu_flows.schedulers.cluster.spec import declare
 from gpu_flows.schedulers.engine import Engine
 from gpu_flows.schedulers.model import Job, Node
-from gpu_flows.schedulers.placement import PLACEMENTS
+from gpu_flows.schedulers.placement.options import PLACEMENTS
 from gpu_flows.schedulers.policy import make_policy, policies
 from gpu_flows.schedulers.simulation.simulator import Attempt, Simulation, simulate
-from gpu_flows.schedulers.simulation.workload import Arrival
+from gpu_flows.schedulers.workload import Arrival
 from tests.workloads import motley_workloads, workloads
 
 EVERY = sorted(policies())

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from stage import Scripted, Stage
 
-from gpu_flows import dispatcher
 from gpu_flows.checkpoints.contract import CHECKPOINTED, Entry, note
+from gpu_flows.dispatch import dispatcher
 from gpu_flows.schedulers.model import Device, Job
 from gpu_flows.schedulers.policy import State
 from gpu_flows.schedulers.protection import Protection

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from gpu_flows.job_variables import BadAsk, job_of
-from gpu_flows.schedulers.cluster_spec import declare
+from gpu_flows.prefect_api.job_variables import BadAsk, job_of
+from gpu_flows.schedulers.cluster.spec import declare
 from gpu_flows.schedulers.engine import Engine
 from gpu_flows.schedulers.model import Job, Plan, Preempt, Progress, Start
 from gpu_flows.schedulers.policy import Policy, State, make_policy, policies

@@ -14,7 +14,7 @@ from analytics_history import History, T, make_empty_warehouse
 
 from gpu_flows.analytics import recorded, simulated
 from gpu_flows.analytics.answers import named_queries
-from gpu_flows.schedulers.cluster_spec import declare
+from gpu_flows.schedulers.cluster.spec import declare
 from gpu_flows.schedulers.model import Job
 from gpu_flows.schedulers.policy import make_policy
 from gpu_flows.schedulers.simulation.simulator import Simulation, simulate
@@ -25,9 +25,9 @@ from gpu_flows.schedulers.simulation.summary import (
     rows,
     summarize,
 )
-from gpu_flows.schedulers.simulation.workload import Arrival
 from gpu_flows.schedulers.simulation.world import World
 from gpu_flows.schedulers.traces import TraceError
+from gpu_flows.schedulers.workload import Arrival
 
 NODES = declare("2x2:V100:16 + 1x4:A100:80")
 

@@ -9,15 +9,15 @@ import pytest
 import simpy
 from hypothesis import given, settings
 
-from gpu_flows.schedulers.cluster_spec import declare
+from gpu_flows.schedulers.cluster.spec import declare
 from gpu_flows.schedulers.model import Job
 from gpu_flows.schedulers.policy import make_policy
 from gpu_flows.schedulers.simulation.estimates import estimates
 from gpu_flows.schedulers.simulation.profiles import Profile
 from gpu_flows.schedulers.simulation.simulator import Simulation, simulate
-from gpu_flows.schedulers.simulation.workload import Arrival, spanning
 from gpu_flows.schedulers.simulation.world import Tiers, World
 from gpu_flows.schedulers.traces import load
+from gpu_flows.schedulers.workload import Arrival, spanning
 from tests.workloads import workloads
 
 PHILLY = Path(__file__).parent / "traces" / "philly" / "philly5k.csv.gz"

@@ -11,14 +11,14 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from gpu_flows.schedulers.cluster_spec import declare
+from gpu_flows.schedulers.cluster.spec import declare
 from gpu_flows.schedulers.engine import Engine
-from gpu_flows.schedulers.gittins import Gittins
 from gpu_flows.schedulers.model import Job, Preempt, Start
 from gpu_flows.schedulers.policy import PolicyError, make_policy
+from gpu_flows.schedulers.policy_support.gittins import Gittins
 from gpu_flows.schedulers.simulation.simulator import Simulation, simulate
-from gpu_flows.schedulers.simulation.workload import Arrival
 from gpu_flows.schedulers.simulation.world import World
+from gpu_flows.schedulers.workload import Arrival
 
 
 class Ask(NamedTuple):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import strategies as st
 
 from gpu_flows.schedulers.model import Job
-from gpu_flows.schedulers.simulation.workload import Arrival
+from gpu_flows.schedulers.workload import Arrival
 
 
 @st.composite

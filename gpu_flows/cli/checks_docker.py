@@ -22,7 +22,7 @@ from gpu_flows.cli.server import CLUSTER, NotFound
 
 if TYPE_CHECKING:  # these load Prefect, which takes seconds: not for a pool without Docker
     from gpu_flows.blocks import ContainerRules, DockerHost, GpuCluster
-    from gpu_flows.docker_host import Host
+    from gpu_flows.runtimes.docker.host import Host
 
 CALL_S, PATIENCE_S = 5.0, 20.0
 OLDEST_API = (1, 41)  # of Docker 20.10
@@ -91,7 +91,7 @@ def look_at(hosts: Sequence[DockerHost]) -> list[Seen]:
     """All at once, each for a few seconds: one that is away keeps no other waiting."""
     from docker.errors import APIError
 
-    from gpu_flows.docker_host import Host, HostAway
+    from gpu_flows.runtimes.docker.host import Host, HostAway
 
     answers: queue.Queue[tuple[int, Seen]] = queue.Queue()
     opened = [Host(settings) for settings in hosts]
@@ -258,7 +258,7 @@ def _gateway(host: Host) -> str:
     """This machine's address, as the host's containers see it."""
     from docker.errors import APIError
 
-    from gpu_flows.docker_host import HostAway
+    from gpu_flows.runtimes.docker.host import HostAway
 
     try:
         found = host.ask(lambda api: api.inspect_network("bridge"), CALL_S)

@@ -17,8 +17,8 @@ from gpu_flows.analytics.catalog import migrations
 from gpu_flows.cli.checkup import ERROR, INFO, OK, WARN, Finding, Surroundings
 from gpu_flows.cli.problem import Problem
 from gpu_flows.cli.sql import warehouse_of
-from gpu_flows.home import home
-from gpu_flows.status import read_status
+from gpu_flows.config.paths import home
+from gpu_flows.worker.status import read_status
 
 GB = 1 << 30
 LITTLE_SPACE, NO_SPACE = 2 * GB, GB // 5

@@ -12,7 +12,7 @@ from gpu_flows.cli.checkup import ERROR, INFO, OK, WARN, Finding, Surroundings
 from gpu_flows.cli.prefect_settings import setting
 from gpu_flows.cli.problem import Problem
 from gpu_flows.cli.server import CLUSTER, SCHEDULER, WAREHOUSE, NotFound
-from gpu_flows.status import read_status
+from gpu_flows.worker.status import read_status
 
 CLOCKS_APART_S = 5.0  # beyond what a slow answer and a date in whole seconds explain
 

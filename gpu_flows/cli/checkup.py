@@ -28,7 +28,7 @@ class Finding:
 
 _PROBE = """
 import json
-from gpu_flows.job_variables import GpuJobVariables
+from gpu_flows.prefect_api.job_variables import GpuJobVariables
 from gpu_flows.prefect_private import missing
 print(json.dumps({"missing": missing(), "fields": list(GpuJobVariables.model_fields)}))
 """

@@ -46,7 +46,7 @@ def demo(
     submitted under FIFO; while they run, the scheduler block is switched to Round Robin and ten
     more come in. At the end SQL tells how each policy did.
     """
-    from gpu_flows.stack import Stack, StackError
+    from gpu_flows.bootstrap.local_stack import Stack, StackError
 
     signal.signal(signal.SIGTERM, _interrupt)
     home = Path(tempfile.mkdtemp(prefix="gpu-flows-demo-"))

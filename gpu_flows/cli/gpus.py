@@ -12,7 +12,7 @@ from gpu_flows.cli import parts
 from gpu_flows.cli.parts import DEFAULT_POOL, JsonOption, PoolOption, WatchOption
 from gpu_flows.cli.problem import Problem
 from gpu_flows.schedulers.model import Device
-from gpu_flows.status import read_status
+from gpu_flows.worker.status import read_status
 
 
 @parts.examples("gpu-flows gpus", "gpu-flows gpus --watch", "gpu-flows gpus --json | jq '.devices[].id'")
@@ -82,7 +82,7 @@ def _declared(pool: str) -> list[dict[str, Any]]:
     """The devices of the pool's cluster block, none if it cannot be read."""
     from gpu_flows.cli.server import CLUSTER, Server
     from gpu_flows.devices.base import Reading
-    from gpu_flows.schedulers.cluster_spec import declare
+    from gpu_flows.schedulers.cluster.spec import declare
 
     with suppress(Problem, ValueError, KeyError, TypeError):
         server = Server(timeout_s=5)

@@ -14,7 +14,7 @@ from typing import Any, get_args
 from gpu_flows.cli import parts
 from gpu_flows.cli.problem import BadInput
 from gpu_flows.cli.study import Study
-from gpu_flows.schedulers import cluster_spec
+from gpu_flows.schedulers.cluster import spec as cluster_spec
 from gpu_flows.schedulers.model import Node, all_devices
 from gpu_flows.schedulers.policy import Policy, make_policy, policies
 from gpu_flows.schedulers.simulation.bounds import Bounds, bounds
@@ -22,7 +22,6 @@ from gpu_flows.schedulers.simulation.estimates import estimates
 from gpu_flows.schedulers.simulation.generators import generate
 from gpu_flows.schedulers.simulation.optimum import Objective, optimum
 from gpu_flows.schedulers.simulation.profiles import SCHEDULEARN, Profile
-from gpu_flows.schedulers.simulation.workload import Arrival, spanning
 from gpu_flows.schedulers.simulation.world import Tiers, World
 from gpu_flows.schedulers.traces import Trace, formats
 from gpu_flows.schedulers.traces import load as load_trace
@@ -30,6 +29,7 @@ from gpu_flows.schedulers.traces.alibaba2023 import WHOLE_DEVICE
 from gpu_flows.schedulers.traces.alibaba2023 import nodes as alibaba_nodes
 from gpu_flows.schedulers.traces.gavel import Throughputs, throughputs
 from gpu_flows.schedulers.traces.table import first_row
+from gpu_flows.schedulers.workload import Arrival, spanning
 
 MOST_FOR_OPTIMUM = 15  # jobs; more would take for ever
 NO_DIFFERENCE = 1e-6  # relative: a schedule so close to a lower bound has reached it

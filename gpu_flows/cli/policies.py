@@ -13,7 +13,7 @@ from gpu_flows.cli.parts import DEFAULT_POOL, JsonOption, PoolOption
 from gpu_flows.cli.problem import inert
 from gpu_flows.schedulers.policy import Policy
 from gpu_flows.schedulers.policy import policies as all_policies
-from gpu_flows.status import read_status
+from gpu_flows.worker.status import read_status
 
 _BOUNDS = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
 

@@ -12,7 +12,7 @@ from gpu_flows.cli.parts import DEFAULT_POOL, JsonOption, PoolOption
 from gpu_flows.cli.problem import BadInput, Problem, inert
 from gpu_flows.cli.server import SCHEDULER, Server
 from gpu_flows.schedulers.policy import PolicyError, make_policy
-from gpu_flows.status import Status, read_status
+from gpu_flows.worker.status import Status, read_status
 
 PATIENCE_S = 10.0  # a worker follows within a second when it hears of the change, at its poll otherwise
 

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from gpu_flows.cli.server import Server
-from gpu_flows.status import Status, read_status
+from gpu_flows.worker.status import Status, read_status
 
 WORKER, SERVER = "worker", "server"
 ACTIVE = ["PENDING", "RUNNING", "CANCELLING"]

@@ -16,7 +16,7 @@ from gpu_flows.analytics.answers import Answer, QueryError, answer, named_querie
 from gpu_flows.cli import parts
 from gpu_flows.cli.parts import DEFAULT_POOL, JsonOption, PoolOption
 from gpu_flows.cli.problem import BadInput, Problem, inert
-from gpu_flows.home import default_warehouse
+from gpu_flows.config.paths import default_warehouse
 
 MOST_ROWS_DRAWN = 1000  # of a table, if nothing else is said
 

@@ -53,10 +53,10 @@ def up(
     declares; further settings are model, memory_gb, rack, gpu_access, tls_directory and insecure. What is
     said of the cluster is kept in the block, and counts for the next time too.
     """
+    from gpu_flows.bootstrap.local_stack import Stack, StackError, answers
+    from gpu_flows.config.paths import home
     from gpu_flows.devices.nvml import find_nvml
-    from gpu_flows.home import home
-    from gpu_flows.schedulers.cluster_spec import declare
-    from gpu_flows.stack import Stack, StackError, answers
+    from gpu_flows.schedulers.cluster.spec import declare
 
     try:
         declare(cluster) if cluster else None

@@ -17,7 +17,7 @@ from gpu_flows.cli.prefect_settings import page_of_run
 from gpu_flows.cli.problem import Problem
 from gpu_flows.cli.runs import FINAL, find, pick
 from gpu_flows.cli.server import Server
-from gpu_flows.status import Status, read_status
+from gpu_flows.worker.status import Status, read_status
 
 _ATTEMPTS = """
 select attempt, outcome, nodes, gpus, policy, started, ended, run_s, lost_s, detail

@@ -8,7 +8,7 @@ from gpu_flows.devices.base import DeviceError, Reading
 from gpu_flows.devices.docker_sampler import ContainerProbe
 from gpu_flows.devices.nvml import NvmlDevices
 from gpu_flows.devices.simulated import Load, SimulatedDevices
-from gpu_flows.docker_host import Host
+from gpu_flows.runtimes.docker.host import Host
 from gpu_flows.schedulers.model import Node
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpu_flows.devices.nvml_child import NoAnswer
-from gpu_flows.docker_host import PULSE_S, Host, HostAway
+from gpu_flows.runtimes.docker.host import PULSE_S, Host, HostAway
 
 if TYPE_CHECKING:
     from docker import APIClient
@@ -179,7 +179,7 @@ def _probe_files() -> bytes:
     """The probe, and the one module beyond Python's own that it needs."""
     import pynvml
 
-    from gpu_flows.docker_host import archive
+    from gpu_flows.runtimes.docker.host import archive
 
     here = Path(__file__).parent
     files = {

@@ -11,7 +11,7 @@ from typing import Annotated
 from prefect import flow
 from pydantic import Field
 
-from gpu_flows.job_container import Kind
+from gpu_flows.prefect_api.container_request import Kind
 
 
 @flow(name="container")

@@ -25,8 +25,8 @@ from pathlib import Path
 
 import psutil
 
+from gpu_flows.runtimes.attempt_store import Book
 from gpu_flows.runtimes.base import Attempt, End, Found, Intent, Launch, LaunchError, device_environment
-from gpu_flows.runtimes.book import Book
 
 # The shell notes who it is, gives way if a fence was laid, and then becomes the job. Whatever
 # goes wrong on the way (a full disk, a folder that is gone), it does not become the job.

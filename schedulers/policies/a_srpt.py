@@ -8,13 +8,13 @@ from typing import Any
 
 from pydantic import Field
 
-from gpu_flows.schedulers.cluster import Cluster
-from gpu_flows.schedulers.line import Line
+from gpu_flows.schedulers.cluster.state import Cluster
 from gpu_flows.schedulers.model import Device, Job, Plan, Progress
-from gpu_flows.schedulers.placement import PlacementOptions
-from gpu_flows.schedulers.placing import EVERYWHERE, candidates
+from gpu_flows.schedulers.placement.base import EVERYWHERE, candidates
+from gpu_flows.schedulers.placement.options import PlacementOptions
 from gpu_flows.schedulers.policy import Policy, State
-from gpu_flows.schedulers.serving import expected
+from gpu_flows.schedulers.policy_support.starting import expected
+from gpu_flows.schedulers.waiting_queue import Line
 
 DONE = 1e-6  # virtual seconds: less than this is rounding
 

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from heapq import merge
 from typing import Any
 
-from gpu_flows.schedulers.elastic import Division, ElasticOptions, Shares
 from gpu_flows.schedulers.model import Job, Plan, Progress
 from gpu_flows.schedulers.policy import Policy, State
-from gpu_flows.schedulers.resizing import resize
-from gpu_flows.schedulers.serving import expected, serve
+from gpu_flows.schedulers.policy_support.elastic import Division, ElasticOptions, Shares
+from gpu_flows.schedulers.policy_support.resizing import resize
+from gpu_flows.schedulers.policy_support.starting import expected, serve
 
 
 class AfsL(Policy):

@@ -8,11 +8,11 @@ from typing import Any
 
 from pydantic import Field
 
-from gpu_flows.schedulers.backfill import Forecast, Slot, in_order
 from gpu_flows.schedulers.model import Plan
-from gpu_flows.schedulers.placement import PlacementOptions
+from gpu_flows.schedulers.placement.options import PlacementOptions
 from gpu_flows.schedulers.policy import Policy, State
-from gpu_flows.schedulers.serving import serve
+from gpu_flows.schedulers.policy_support.backfill import Forecast, Slot, in_order
+from gpu_flows.schedulers.policy_support.starting import serve
 
 
 class ConservativeOptions(PlacementOptions):

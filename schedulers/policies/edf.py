@@ -7,11 +7,11 @@ from typing import Any
 
 from pydantic import Field
 
-from gpu_flows.schedulers.ladder import Standing
 from gpu_flows.schedulers.model import Job, Plan, Progress, Running
-from gpu_flows.schedulers.placement import PlacementOptions
+from gpu_flows.schedulers.placement.options import PlacementOptions
 from gpu_flows.schedulers.policy import Policy, State
-from gpu_flows.schedulers.serving import serve, serve_by_rank
+from gpu_flows.schedulers.policy_support.starting import serve, serve_by_rank
+from gpu_flows.schedulers.running_order import Standing
 
 
 class EdfOptions(PlacementOptions):

@@ -9,11 +9,11 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from gpu_flows.schedulers.backfill import Forecast
-from gpu_flows.schedulers.line import Group
 from gpu_flows.schedulers.model import Job, Plan
-from gpu_flows.schedulers.placement import PlacementOptions
+from gpu_flows.schedulers.placement.options import PlacementOptions
 from gpu_flows.schedulers.policy import Policy, State
+from gpu_flows.schedulers.policy_support.backfill import Forecast
+from gpu_flows.schedulers.waiting_queue import Group
 
 AHEAD_S = 60.0  # what runs counts this long ahead, so that devices that are free together are shared too
 

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from functools import lru_cache
 from itertools import pairwise
 
-from gpu_flows.schedulers.elastic import Division, ElasticOptions, Shares, by_gain
 from gpu_flows.schedulers.model import Job, Plan
 from gpu_flows.schedulers.policy import Policy, State
-from gpu_flows.schedulers.resizing import serve_elastic
+from gpu_flows.schedulers.policy_support.elastic import Division, ElasticOptions, Shares, by_gain
+from gpu_flows.schedulers.policy_support.resizing import serve_elastic
 
 
 class FfDL(Policy):

@@ -6,11 +6,11 @@ from typing import Any
 
 from pydantic import Field
 
-from gpu_flows.schedulers.elastic import MaybeElasticOptions
 from gpu_flows.schedulers.model import Plan
 from gpu_flows.schedulers.policy import Policy, State
-from gpu_flows.schedulers.resizing import serve_elastic
-from gpu_flows.schedulers.serving import serve
+from gpu_flows.schedulers.policy_support.elastic import MaybeElasticOptions
+from gpu_flows.schedulers.policy_support.resizing import serve_elastic
+from gpu_flows.schedulers.policy_support.starting import serve
 
 
 class FifoOptions(MaybeElasticOptions):

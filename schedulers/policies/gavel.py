@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from pydantic import Field
 
-from gpu_flows.schedulers.cluster import Cluster
+from gpu_flows.schedulers.cluster.state import Cluster
 from gpu_flows.schedulers.model import Job, Plan, Running
-from gpu_flows.schedulers.placement import PlacementOptions
+from gpu_flows.schedulers.placement.options import PlacementOptions
 from gpu_flows.schedulers.policy import Policy, State
 
 if TYPE_CHECKING:
-    from gpu_flows.schedulers.gavel_lp import Ledger
+    from gpu_flows.schedulers.policy_support.gavel_lp import Ledger
 
 ASSUMED_S = 3600.0  # what jobs have left to do, if nobody knows of any
 
@@ -164,7 +164,7 @@ class Gavel(Policy):
     def _shares(self, jobs: list[Job], speeds: list[list[float]], state: State) -> Ledger:
         import numpy as np  # takes longer to load than all the rest of us
 
-        from gpu_flows.schedulers.gavel_lp import Ledger, fairest_shares
+        from gpu_flows.schedulers.policy_support.gavel_lp import Ledger, fairest_shares
 
         room = np.array([float(fleet.devices) for fleet in self._fleets])
         width = np.array([float(job.gpus) for job in jobs])

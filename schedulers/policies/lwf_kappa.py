@@ -9,11 +9,11 @@ from typing import Any
 
 from pydantic import Field
 
-from gpu_flows.schedulers.cluster import Cluster, NodeState
+from gpu_flows.schedulers.cluster.state import Cluster, NodeState
 from gpu_flows.schedulers.model import Device, Job, Plan, Progress
-from gpu_flows.schedulers.placing import EVERYWHERE, SharingOptions, candidates, offered
+from gpu_flows.schedulers.placement.base import EVERYWHERE, SharingOptions, candidates, offered
 from gpu_flows.schedulers.policy import Policy, State
-from gpu_flows.schedulers.serving import expected, serve_at
+from gpu_flows.schedulers.policy_support.starting import expected, serve_at
 
 
 class LwfKappaOptions(SharingOptions):

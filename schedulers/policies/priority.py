@@ -10,13 +10,13 @@ from typing import Any
 
 from pydantic import Field
 
-from gpu_flows.schedulers.backfill import Forecast, Slot, in_order
-from gpu_flows.schedulers.ladder import Standing
-from gpu_flows.schedulers.line import Entry
 from gpu_flows.schedulers.model import Job, Plan, Progress, Running
-from gpu_flows.schedulers.placement import PlacementOptions
+from gpu_flows.schedulers.placement.options import PlacementOptions
 from gpu_flows.schedulers.policy import Policy, State
-from gpu_flows.schedulers.serving import make_room, serve, somebody_behind
+from gpu_flows.schedulers.policy_support.backfill import Forecast, Slot, in_order
+from gpu_flows.schedulers.policy_support.starting import make_room, serve, somebody_behind
+from gpu_flows.schedulers.running_order import Standing
+from gpu_flows.schedulers.waiting_queue import Entry
 
 
 class PriorityOptions(PlacementOptions):

@@ -6,11 +6,11 @@ from typing import Any
 
 from pydantic import Field
 
-from gpu_flows.schedulers.cluster import Cluster, NodeState
+from gpu_flows.schedulers.cluster.state import Cluster, NodeState
 from gpu_flows.schedulers.model import Device, Job, Plan
-from gpu_flows.schedulers.placement import PlacementOptions
+from gpu_flows.schedulers.placement.options import PlacementOptions
 from gpu_flows.schedulers.policy import Policy, State
-from gpu_flows.schedulers.serving import serve_at
+from gpu_flows.schedulers.policy_support.starting import serve_at
 
 
 class RoundRobinOptions(PlacementOptions):

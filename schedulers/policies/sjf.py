@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from gpu_flows.schedulers.model import Job, Plan, Progress
-from gpu_flows.schedulers.placement import PlacementOptions
+from gpu_flows.schedulers.placement.options import PlacementOptions
 from gpu_flows.schedulers.policy import Policy, State
-from gpu_flows.schedulers.serving import expected, serve
+from gpu_flows.schedulers.policy_support.starting import expected, serve
 
 
 class Sjf(Policy):

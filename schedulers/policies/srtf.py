@@ -6,12 +6,12 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from gpu_flows.schedulers.elastic import MaybeElasticOptions
-from gpu_flows.schedulers.ladder import Standing
 from gpu_flows.schedulers.model import Job, Plan, Progress, Running
 from gpu_flows.schedulers.policy import Policy, State
-from gpu_flows.schedulers.resizing import serve_elastic
-from gpu_flows.schedulers.serving import expected, serve_by_rank
+from gpu_flows.schedulers.policy_support.elastic import MaybeElasticOptions
+from gpu_flows.schedulers.policy_support.resizing import serve_elastic
+from gpu_flows.schedulers.policy_support.starting import expected, serve_by_rank
+from gpu_flows.schedulers.running_order import Standing
 
 
 class SrtfOptions(MaybeElasticOptions):

@@ -17,13 +17,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
-from gpu_flows.schedulers.elastic import MaybeElasticOptions, by_gain
-from gpu_flows.schedulers.gittins import SLACK, Gittins
-from gpu_flows.schedulers.ladder import Standing
 from gpu_flows.schedulers.model import NO_PROGRESS, Job, Plan, Progress, Running
 from gpu_flows.schedulers.policy import Policy, State
-from gpu_flows.schedulers.resizing import serve_elastic
-from gpu_flows.schedulers.serving import serve_by_rank
+from gpu_flows.schedulers.policy_support.elastic import MaybeElasticOptions, by_gain
+from gpu_flows.schedulers.policy_support.gittins import SLACK, Gittins
+from gpu_flows.schedulers.policy_support.resizing import serve_elastic
+from gpu_flows.schedulers.policy_support.starting import serve_by_rank
+from gpu_flows.schedulers.running_order import Standing
 
 
 def _rising(limits: list[float]) -> list[float]:

@@ -28,7 +28,7 @@ import numpy as np
 from gpu_flows.schedulers.model import Device, Job, Node
 from gpu_flows.schedulers.policy import Speed, linear
 from gpu_flows.schedulers.simulation.one_machine import Floats, Machine, undominated
-from gpu_flows.schedulers.simulation.workload import Arrival
+from gpu_flows.schedulers.workload import Arrival
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections import defaultdict
 
 from gpu_flows.schedulers.model import Job
-from gpu_flows.schedulers.simulation.workload import Arrival
+from gpu_flows.schedulers.workload import Arrival
 
 
 class Estimates(ABC):

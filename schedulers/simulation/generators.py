@@ -18,10 +18,11 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
+from gpu_flows.common.validation import explain
 from gpu_flows.schedulers.model import Job
 from gpu_flows.schedulers.simulation.profiles import SCHEDULEARN_SECONDS
-from gpu_flows.schedulers.simulation.workload import Arrival
 from gpu_flows.schedulers.traces import load
+from gpu_flows.schedulers.workload import Arrival
 
 
 class WorkloadError(ValueError):
@@ -316,9 +317,10 @@ def parse(spec: str) -> Workload:
     try:
         return WORKLOADS[name].model_validate(options)
     except ValidationError as error:
-        wrong = "; ".join(f"{e['loc'][0]}: {e['msg']}" for e in error.errors())
         known = ", ".join(WORKLOADS[name].model_fields)
-        raise WorkloadError(f"Workload {name!r} cannot be made ({wrong}). Its options: {known}.") from None
+        raise WorkloadError(
+            f"Workload {name!r} cannot be made ({explain(error, depth=1)}). Its options: {known}."
+        ) from None
 
 
 def _ids(count: int) -> list[str]:

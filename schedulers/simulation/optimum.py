@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import Any, Literal
 
 from gpu_flows.schedulers.model import Job, Node
-from gpu_flows.schedulers.simulation.workload import Arrival
+from gpu_flows.schedulers.workload import Arrival
 
 Objective = Literal["makespan_s", "mean_turnaround_s"]  # as `Bounds` calls them
 

@@ -19,8 +19,8 @@ from gpu_flows.schedulers.engine import Engine, Refuse
 from gpu_flows.schedulers.model import Device, Node, Preempt, Reason, Running, Start
 from gpu_flows.schedulers.policy import Policy
 from gpu_flows.schedulers.simulation.estimates import Estimates, Oracle
-from gpu_flows.schedulers.simulation.workload import Arrival
 from gpu_flows.schedulers.simulation.world import Breakdown, World
+from gpu_flows.schedulers.workload import Arrival
 
 QUIET = 5_000  # events in a row in which no job comes or ends: time to see whether any gets further
 

@@ -12,9 +12,9 @@ from pathlib import Path
 from pydantic import Field
 
 from gpu_flows.schedulers.model import Device, Job, Node
-from gpu_flows.schedulers.simulation.workload import Arrival
 from gpu_flows.schedulers.traces.reading import Format, Options
 from gpu_flows.schedulers.traces.table import Table, TraceError, first_row
+from gpu_flows.schedulers.workload import Arrival
 
 WHOLE_DEVICE = 1000  # units of a device, in place of MiB
 FOREVER_S = 1e9  # over thirty years: nobody leaves

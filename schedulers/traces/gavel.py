@@ -15,9 +15,9 @@ from typing import Any
 from pydantic import Field
 
 from gpu_flows.schedulers.model import Job
-from gpu_flows.schedulers.simulation.workload import Arrival
 from gpu_flows.schedulers.traces.reading import Format, Options
 from gpu_flows.schedulers.traces.table import Table, TraceError, is_number
+from gpu_flows.schedulers.workload import Arrival
 
 _LAYOUTS = {  # by number of columns: the newer and the older one
     10: (

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from gpu_flows.schedulers.model import Job
-from gpu_flows.schedulers.simulation.workload import Arrival
 from gpu_flows.schedulers.traces.reading import Format
 from gpu_flows.schedulers.traces.table import Table
+from gpu_flows.schedulers.workload import Arrival
 
 Cell = Callable[[Table, list[str], int], Any]
 

@@ -6,9 +6,9 @@ import math
 from collections.abc import Iterator
 
 from gpu_flows.schedulers.model import Job
-from gpu_flows.schedulers.simulation.workload import Arrival
 from gpu_flows.schedulers.traces.reading import Format
 from gpu_flows.schedulers.traces.table import Table
+from gpu_flows.schedulers.workload import Arrival
 
 
 class Pai(Format):

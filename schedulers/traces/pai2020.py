@@ -12,10 +12,10 @@ from pathlib import Path
 from pydantic import Field
 
 from gpu_flows.schedulers.model import Job
-from gpu_flows.schedulers.simulation.workload import Arrival
 from gpu_flows.schedulers.traces.pai import gpus_and_units
 from gpu_flows.schedulers.traces.reading import Format, Options
 from gpu_flows.schedulers.traces.table import Table, first_row, is_number
+from gpu_flows.schedulers.workload import Arrival
 
 _JOB_COLUMNS = ("job_name", "inst_id", "user", "status", "start_time", "end_time")
 

@@ -8,24 +8,23 @@ Nothing is lost on the way without a word: whatever is left out is counted with 
 from __future__ import annotations
 
 import gc
-import importlib
 import math
-import pkgutil
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache
-from inspect import isabstract
 from pathlib import Path
 from random import Random
 from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from gpu_flows.schedulers.simulation.workload import Arrival
+from gpu_flows.common.discovery import classes_in
+from gpu_flows.common.validation import explain
 from gpu_flows.schedulers.traces.table import Table, TraceError, first_row
+from gpu_flows.schedulers.workload import Arrival
 
 
 class Options(BaseModel):
@@ -62,13 +61,7 @@ class Format(ABC):
 @cache
 def formats() -> dict[str, type[Format]]:
     """Every format there is, by name."""
-    package = importlib.import_module("gpu_flows.schedulers.traces")
-    found: dict[str, type[Format]] = {}
-    for module in pkgutil.iter_modules(package.__path__):
-        home = importlib.import_module(f"{package.__name__}.{module.name}")
-        for thing in vars(home).values():
-            if isinstance(thing, type) and issubclass(thing, Format) and not isabstract(thing):
-                found[thing.name] = thing
+    found = {format.name: format for format in classes_in("gpu_flows.schedulers.traces", Format)}
     return dict(sorted(found.items()))
 
 
@@ -142,9 +135,10 @@ def _begins(first: list[str]) -> str:
 
 
 def _explain(format: type[Format], error: ValidationError) -> str:
-    wrong = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
     options = ", ".join(format.Options.model_fields) or "none"
-    return f"Trace format {format.name} does not take these options ({wrong}). Its options: {options}."
+    return (
+        f"Trace format {format.name} does not take these options ({explain(error)}). Its options: {options}."
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from gpu_flows.home import pool_folder
-from gpu_flows.status import Status, publish
+from gpu_flows.config.paths import pool_folder
+from gpu_flows.worker.status import Status, publish
 
 
 def serve_here(pool: str = "gpu", **parts: Any) -> Status:

@@ -25,7 +25,7 @@ from docker_hosts import leftovers
 from docker_hosts.bridge import make_bridge, networks_of, remove_bridge
 from docker_hosts.certificates import Certificates, make_certificates
 
-from gpu_flows.stack import free_port
+from gpu_flows.bootstrap.local_stack import free_port
 
 START_PATIENCE_S = 60.0
 STOP_PATIENCE_S = 60.0

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import docker
 
-from gpu_flows.stack import free_port
+from gpu_flows.bootstrap.local_stack import free_port
 
 PATIENCE_S = 30.0
 

@@ -19,12 +19,12 @@ from docker import APIClient
 from docker.errors import NotFound
 
 from gpu_flows.checkpoints import contract
-from gpu_flows.docker_host import Host, HostAway
+from gpu_flows.runtimes.attempt_store import Book
 from gpu_flows.runtimes.base import Launch, Mount, NodeAway, Refused, attempt_id
-from gpu_flows.runtimes.book import Book
 from gpu_flows.runtimes.docker import container as words
+from gpu_flows.runtimes.docker.host import Host, HostAway
+from gpu_flows.runtimes.docker.host_health import Served
 from gpu_flows.runtimes.docker.launching import insist, read
-from gpu_flows.runtimes.docker.pulse import Served
 
 _PARENT, _, _FOLDER = words.CHECKPOINTS.rpartition("/")
 

@@ -15,9 +15,9 @@ from docker.types import Mount as DockerMount
 
 from gpu_flows.blocks.docker import ContainerRules, DockerHost
 from gpu_flows.checkpoints import contract
-from gpu_flows.docker_host import Access, Host
+from gpu_flows.runtimes.attempt_store import restored, stored
 from gpu_flows.runtimes.base import Container, Launch, LaunchError, Mount, device_environment
-from gpu_flows.runtimes.book import restored, stored
+from gpu_flows.runtimes.docker.host import Access, Host
 from gpu_flows.runtimes.docker.rules import OURS, resolve, tagged
 
 SECRETS = f"{OURS}/secrets"

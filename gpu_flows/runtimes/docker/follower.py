@@ -17,9 +17,9 @@ from typing import Any
 from docker import APIClient
 from docker.errors import APIError, NotFound
 
-from gpu_flows.docker_host import Host, HostAway
 from gpu_flows.runtimes.base import End, Launch
 from gpu_flows.runtimes.docker.container import name_of
+from gpu_flows.runtimes.docker.host import Host, HostAway
 from gpu_flows.runtimes.docker.launching import has_started
 from gpu_flows.runtimes.docker.output import LONGEST_LINE, SECOND, Feed
 

@@ -9,8 +9,8 @@ from typing import Any
 from docker import APIClient
 from docker.errors import APIError
 
-from gpu_flows.docker_host import Host, HostAway
 from gpu_flows.runtimes.base import LaunchError, Login, NotWanted
+from gpu_flows.runtimes.docker.host import Host, HostAway
 from gpu_flows.runtimes.docker.rules import tagged
 
 SAY_EVERY_S = 2.0

@@ -18,9 +18,9 @@ from docker import APIClient
 from docker.errors import APIError, ImageNotFound, NotFound
 
 from gpu_flows.blocks.docker import ContainerRules
-from gpu_flows.docker_host import Host, HostAway, archive
 from gpu_flows.runtimes.base import Launch, LaunchError, Mount, NodeAway, NotWanted
 from gpu_flows.runtimes.docker import container as words
+from gpu_flows.runtimes.docker.host import Host, HostAway, archive
 from gpu_flows.runtimes.docker.images import pull
 from gpu_flows.runtimes.docker.rules import check
 

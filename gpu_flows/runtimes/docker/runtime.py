@@ -21,15 +21,15 @@ from typing import Any
 from docker.errors import APIError, NotFound
 
 from gpu_flows.blocks.docker import ContainerRules, DockerHost
-from gpu_flows.docker_host import Host, HostAway, archive
+from gpu_flows.runtimes.attempt_store import Book
 from gpu_flows.runtimes.base import Attempt, End, Found, Intent, Launch, LaunchError, NodeAway
-from gpu_flows.runtimes.book import Book
 from gpu_flows.runtimes.docker import container as words
 from gpu_flows.runtimes.docker.checkpoints import Checkpoints, fetch_journal, is_mounted, mount_of
 from gpu_flows.runtimes.docker.follower import Follower, nanoseconds
+from gpu_flows.runtimes.docker.host import Host, HostAway, archive
+from gpu_flows.runtimes.docker.host_health import Beat, Pulse, Served
 from gpu_flows.runtimes.docker.launching import Unanswered, bring_up, has_started, insist
 from gpu_flows.runtimes.docker.output import Feed, Pump, Sink
-from gpu_flows.runtimes.docker.pulse import Beat, Pulse, Served
 from gpu_flows.runtimes.docker.rules import OURS
 from gpu_flows.runtimes.entry import INTENT_FILE
 

@@ -1,0 +1,94 @@
+"""The worker of type `gpu`: Prefect's base worker around a served pool.
+
+The base worker keeps the heartbeat and the pool's settings up to date. Everything about runs is
+the service's: a poll tells it to look, and it launches, watches and reports what the policy chose.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import Any
+from uuid import UUID
+
+import anyio.abc
+import httpx
+from prefect.client.schemas.objects import FlowRun
+from prefect.exceptions import InfrastructureNotFound
+from prefect.workers.base import BaseWorker, BaseWorkerResult
+
+from gpu_flows import prefect_private as private
+from gpu_flows.prefect_api.job_variables import GpuJobConfiguration, GpuJobVariables
+from gpu_flows.worker.pool_service import PoolService
+
+
+class GpuWorkerResult(BaseWorkerResult):
+    """What Prefect wants a worker to name; our runs report their own ends."""
+
+
+class GpuWorker(BaseWorker[GpuJobConfiguration, GpuJobVariables, GpuWorkerResult]):
+    """Runs flows on shared GPUs, in the order and on the devices that a policy chooses."""
+
+    type = "gpu"
+    job_configuration = GpuJobConfiguration
+    job_configuration_variables = GpuJobVariables
+    _display_name = "GPU"
+    _description = (
+        "Run training jobs on shared GPUs. A policy that can be swapped while everything runs decides "
+        "which waiting run goes next and on which devices."
+    )
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.service: PoolService | None = None
+
+    async def get_and_submit_flow_runs(self) -> list[FlowRun]:
+        """Called by the base worker every few seconds. Never raises: a server that is away is no
+        reason to let go of what runs."""
+        private.note_poll(self)
+        if private.is_synced(self):
+            if self.service is None:
+                self._start_service()
+            assert self.service is not None
+            try:
+                await self.service.poll_when_rested(self.work_pool)
+            except httpx.HTTPError as error:
+                private.logger(self).warning("The server does not answer (%s); trying again.", error)
+            except Exception:
+                private.logger(self).exception("A look at the pool failed; trying again.")
+        return []
+
+    def _start_service(self) -> None:
+        log = private.logger(self)
+        for line in private.missing():
+            log.warning("This Prefect differs from the ones we know. %s.", line)
+        queues = private.queues_asked_for(self)
+        self.service = PoolService(self.client, self.work_pool, queues, self._identity, log)
+        self.service.start()
+
+    def _identity(self) -> tuple[str, UUID | None]:
+        return self.name, self.backend_id
+
+    async def run(
+        self,
+        flow_run: FlowRun,
+        configuration: GpuJobConfiguration,
+        task_status: anyio.abc.TaskStatus[int] | None = None,
+    ) -> GpuWorkerResult:
+        """Not used: runs come from the pool's line, and only the policy says which goes next."""
+        raise NotImplementedError(
+            "A gpu worker takes runs from its pool only. Deploy the flow to the pool and run the deployment."
+        )
+
+    async def kill_infrastructure(
+        self, infrastructure_pid: str, configuration: GpuJobConfiguration, grace_seconds: int = 30
+    ) -> None:
+        """The server asks for this when a cancelled run has not ended in time."""
+        if self.service is None or not self.service.kill(infrastructure_pid):
+            raise InfrastructureNotFound(f"Nothing runs here as {infrastructure_pid}.")
+
+    async def teardown(self, *exc_info: Any) -> None:
+        if self.service is not None:
+            with anyio.CancelScope(shield=True), contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self.service.close(), timeout=15)
+        await super().teardown(*exc_info)
