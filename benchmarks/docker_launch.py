@@ -3,7 +3,7 @@
     python benchmarks/docker_launch.py [--docker unix:///var/run/docker.sock] [--image IMAGE] [--runs 40]
 
 Each round launches one container each way, in random order, on the same engine. Ours is all that the worker
-does from a plan to Docker's answer that the container was started: the rules, the book, labels, limits, the
+does from a plan to Docker's answer that the container was started: the rules, the store, labels, limits, the
 name that makes it happen once, and a follower for its output. Bare is the same container (devices, limits
 and labels alike) by two calls of the SDK. A job that brings a secret is measured too: its file is put into
 the container before it starts, which a bare launch does not do. Without --docker an engine of our own is
@@ -27,7 +27,7 @@ from common import SPREAD_HEADING, Goal, Spread, arguments, carry_out, conclude,
 from docker import APIClient
 
 from gpu_flows.blocks import ContainerRules, DockerHost
-from gpu_flows.runtimes.attempt_store import Book
+from gpu_flows.runtimes.attempt_store import AttemptStore
 from gpu_flows.runtimes.base import Container, Launch
 from gpu_flows.runtimes.docker.container import arguments as words_for
 from gpu_flows.runtimes.docker.container import name_of
@@ -107,7 +107,7 @@ async def measure(address: str, image: str, runs: int) -> dict[str, list[float]]
     chance = random.Random(0)
     took: dict[str, list[float]] = {"bare": [], "ours": [], "ours, with a secret": []}
     with tempfile.TemporaryDirectory() as folder:
-        runtime = DockerRuntime(Book(Path(folder)), "benchmark", Nowhere())
+        runtime = DockerRuntime(AttemptStore(Path(folder)), "benchmark", Nowhere())
         runtime.serve([settings], ContainerRules(), serves_all=False)
         await runtime.find()  # by then the host has been heard of
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from gpu_flows.schedulers.cluster.state import Cluster
 from gpu_flows.schedulers.model import Device, Job, Plan, Preempt, Progress, Running, Start
 from gpu_flows.schedulers.protection import UNPROTECTED, Protection
-from gpu_flows.schedulers.running_order import Ladder
-from gpu_flows.schedulers.waiting_queue import Line
+from gpu_flows.schedulers.running_order import RunningOrder
+from gpu_flows.schedulers.waiting_queue import WaitingQueue
 
 
 class BadMove(ValueError):
@@ -25,14 +25,19 @@ class Draft:
     def __init__(
         self,
         cluster: Cluster,
-        line: Line,
+        queue: WaitingQueue,
         running: dict[str, Running],
-        ladder: Ladder,
+        running_order: RunningOrder,
         can_preempt: bool,
     ) -> None:
         self._can_preempt = can_preempt
         self.protection: Protection | None = UNPROTECTED  # None: nobody may be stopped in this plan
-        self._cluster, self._line, self._running, self._ladder = cluster, line, running, ladder
+        self._cluster, self._queue, self._running, self._running_order = (
+            cluster,
+            queue,
+            running,
+            running_order,
+        )
         self._moves: list[tuple[Running, Progress | None]] = []  # a start; with a progress, a preemption
         self.answer: Plan | None = None  # what `plan` last made of the moves
         self._preempted = False
@@ -50,19 +55,19 @@ class Draft:
 
     def start(self, job: Job, devices: tuple[Device, ...]) -> None:
         """Give the job these devices."""
-        if self._line.get(job.id) is not job:
+        if self._queue.get(job.id) is not job:
             raise BadMove(f"job {job.id} is not waiting")
         objection = self._cluster.objection(job, devices)
         if objection:
             raise BadMove(objection)
-        before = self._line.remove(job.id)
+        before = self._queue.remove(job.id)
         self._cluster.take(job, devices)
         now = self.now
         running = Running(job, devices, now, before.attempts + 1, self._policy, before, 1.0, now)
         self._running[job.id] = running
         self._moves.append((running, None))
         self._fresh.add(job.id)
-        self._ladder.add(running)  # asks the policy, and may fail: then the move can be undone
+        self._running_order.add(running)  # asks the policy, and may fail: then the move can be undone
 
     def may_preempt(self, running: Running) -> bool:
         """Whether the job's devices may be taken away. Who was started by this very plan never ran."""
@@ -80,16 +85,16 @@ class Draft:
         if not self.may_preempt(running):
             raise Protected(f"job {job_id} is protected from being preempted")
         progress = running.before if job_id in self._fresh else running.progress(self.now)
-        self._line.add(running.job, progress)  # asks the policy, and may fail: then nothing has happened
+        self._queue.add(running.job, progress)  # asks the policy, and may fail: then nothing has happened
         del self._running[job_id]
-        self._ladder.remove(job_id)
+        self._running_order.remove(job_id)
         self._cluster.give_back(running.job)
         self._fresh.discard(job_id)
         self._moves.append((running, progress))
         self._preempted = True
         self._taken.setdefault(job_id, running.devices)
 
-    def former(self, job_id: str) -> tuple[Device, ...]:
+    def previous(self, job_id: str) -> tuple[Device, ...]:
         """The devices this plan took from the job; empty if it took none."""
         return self._taken.get(job_id, ())
 
@@ -104,18 +109,18 @@ class Draft:
             running, progress = self._moves[-1]
             job = running.job
             if progress is None:
-                self._line.add(job, running.before)
+                self._queue.add(job, running.before)
                 del self._running[job.id]
-                self._ladder.remove(job.id)
+                self._running_order.remove(job.id)
                 self._cluster.give_back(job)
                 self._fresh.discard(job.id)
                 self._moves.pop()
             else:
-                self._line.remove(job.id)
+                self._queue.remove(job.id)
                 self._cluster.take(job, running.devices)
                 self._running[job.id] = running
                 self._moves.pop()
-                self._ladder.add(running)
+                self._running_order.add(running)
 
     def plan(self, wake_at: float | None = None) -> Plan:
         """What all moves come to. A job stopped and started again on the same devices never stopped."""
@@ -137,12 +142,12 @@ class Draft:
             again = started.get(job_id)
             if again and set(again.devices) == set(stopped[job_id].devices):
                 self._running[job_id] = stopped.pop(job_id)
-                self._ladder.remove(job_id)
-                self._ladder.add(self._running[job_id])
+                self._running_order.remove(job_id)
+                self._running_order.add(self._running[job_id])
                 del started[job_id]
         for job_id, running in stopped.items():
             if job_id not in started:
-                self._line.note_preemptions(job_id, running.before.preemptions + 1)
+                self._queue.note_preemptions(job_id, running.before.preemptions + 1)
         self.answer = Plan(
             tuple(Start(each.job, each.devices) for each in started.values()),
             tuple(Preempt(each) for each in stopped.values()),

@@ -33,8 +33,8 @@ from gpu_flows.schedulers.policies.fifo import Fifo
 from gpu_flows.schedulers.policy import Policy, Speed, State, linear
 from gpu_flows.schedulers.protection import UNPROTECTED, Protection
 from gpu_flows.schedulers.reasons import Outlook, impossible
-from gpu_flows.schedulers.running_order import Ladder
-from gpu_flows.schedulers.waiting_queue import Line
+from gpu_flows.schedulers.running_order import RunningOrder
+from gpu_flows.schedulers.waiting_queue import WaitingQueue
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +64,11 @@ class Engine:
         self.running: dict[str, Running] = {}
         self.wake_at: float | None = None
         self._fallback: Policy = Fifo()
-        self._line = Line(policy.rank, policy.group)
-        self._ladder = Ladder(policy.standing)
-        self._draft = Draft(self.cluster, self._line, self.running, self._ladder, can_preempt)
+        self._queue = WaitingQueue(policy.rank, policy.group)
+        self._running_order = RunningOrder(policy.running_rank)
+        self._draft = Draft(self.cluster, self._queue, self.running, self._running_order, can_preempt)
         self._state = State(
-            0.0, self._line, self.running, self._ladder, self.cluster, self._draft, can_preempt, speed
+            0.0, self._queue, self.running, self._running_order, self.cluster, self._draft, can_preempt, speed
         )
         self._unchecked: list[Job] = []  # not yet asked whether the cluster could ever hold them
         self._changed = True
@@ -79,24 +79,24 @@ class Engine:
         """A job wants to run. The same job again replaces what it asked for while it waits."""
         if job.id in self.running:
             return
-        known = self._line.get(job.id)
+        known = self._queue.get(job.id)
         if known is not None:
             if known == job:
                 return
-            progress = self._line.remove(job.id)
+            progress = self._queue.remove(job.id)
         try:
-            self._line.add(job, progress)
+            self._queue.add(job, progress)
         except Exception as error:  # the policy's idea of an order
             self._put_aside(error)
-            self._line.add(job, progress)
+            self._queue.add(job, progress)
         if not progress.attempts:  # one that ran before was accepted, and must not be refused for coming back
             self._unchecked.append(job)
         self._changed = True
 
     def withdraw(self, job_id: str) -> None:
         """A waiting job is gone: cancelled, deleted or paused."""
-        if job_id in self._line:
-            self._line.remove(job_id)
+        if job_id in self._queue:
+            self._queue.remove(job_id)
             self._changed = True
 
     def started(self, job_id: str, now: float, attempt: int) -> None:
@@ -117,7 +117,7 @@ class Engine:
         """A job let go of its devices: finished, failed, or never came to run."""
         running = self.running.pop(job_id, None)
         if running:
-            self._ladder.remove(job_id)
+            self._running_order.remove(job_id)
             self.cluster.give_back(running.job)
             self._changed = True
 
@@ -204,7 +204,7 @@ class Engine:
             return []
         self._changed, self.wake_at = False, None
         actions = self._look_at_new(now) if self._unchecked else []
-        if len(self._line) or self.serving.moves_running:
+        if len(self._queue) or self.serving.moves_running:
             plan = self._plan(now)
             self.wake_at = min(filter(None, [plan.wake_at, self._next_unprotected(now)]), default=None)
             actions += plan.preempts
@@ -219,24 +219,24 @@ class Engine:
     @property
     def waiting(self) -> list[Job]:
         """In arrival order. Read it, do not change it."""
-        return self._line.by_arrival
+        return self._queue.by_arrival
 
     @property
     def is_idle(self) -> bool:
         """Whether nobody waits and nobody runs."""
-        return not self.running and not len(self._line)
+        return not self.running and not len(self._queue)
 
     def waits(self, job_id: str) -> bool:
-        return job_id in self._line
+        return job_id in self._queue
 
     def progress(self, job_id: str) -> Progress:
         """What a waiting job has behind it."""
-        return self._line.progress(job_id)
+        return self._queue.progress(job_id)
 
     def reasons(self, limit: int | None = None) -> Iterator[tuple[Job, Reason]]:
         """Why each of the first `limit` jobs in the policy's order waits."""
         outlooks: dict[object, Outlook] = {}  # jobs that ask for the same share one
-        for position, job in enumerate(list(self._line)[:limit], start=1):
+        for position, job in enumerate(list(self._queue)[:limit], start=1):
             if job.ask not in outlooks:
                 outlooks[job.ask] = Outlook(job, self.cluster)
             yield job, outlooks[job.ask].reason(position)
@@ -249,10 +249,10 @@ class Engine:
         actions: list[Action] = []
         unchecked, self._unchecked = self._unchecked, []
         for job in unchecked:
-            if self._line.get(job.id) is not job:
+            if self._queue.get(job.id) is not job:
                 continue
             if not self.cluster.could_hold(job) and (reason := impossible(job, self.cluster)):
-                self._line.remove(job.id)
+                self._queue.remove(job.id)
                 actions.append(Refuse(job, reason))
             elif not job.gpus:
                 self._draft.begin(now, self.serving.name)
@@ -311,8 +311,8 @@ class Engine:
     def _stand(self, running: Running) -> None:
         """Its place among the running jobs, anew."""
         try:
-            self._ladder.remove(running.job.id)
-            self._ladder.add(running)
+            self._running_order.remove(running.job.id)
+            self._running_order.add(running)
         except Exception as error:  # the policy's idea of an order
             self._put_aside(error)
 
@@ -321,8 +321,8 @@ class Engine:
         self._serve_by(self._fallback)
 
     def _serve_by(self, policy: Policy) -> None:
-        self._ladder.rank_by(policy.standing, self.running.values())
-        self._line.rank_by(policy.rank, policy.group)
+        self._running_order.rank_by(policy.running_rank, self.running.values())
+        self._queue.rank_by(policy.rank, policy.group)
 
 
 def _whereabouts(error: Exception) -> str:

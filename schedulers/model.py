@@ -53,7 +53,7 @@ class Job:
     name: str = ""
     user: str = ""
     kind: str = ""  # what sort of work it is: jobs of one kind run and scale alike
-    line: int = 0  # Prefect's work-queue priority: lower lines come first
+    queue_priority: int = 0  # of its Prefect work queue: lower numbers come first
     priority: int = 0  # higher is more urgent, for policies that look at it
     deadline: float | None = None
     expected_s: float | None = None  # expected time on the devices
@@ -94,7 +94,7 @@ class Job:
     @property
     def order(self) -> tuple[int, float, str]:
         """Arrival order: what every policy starts from."""
-        return (self.line, self.submitted, self.id)
+        return (self.queue_priority, self.submitted, self.id)
 
     @property
     def least(self) -> int:

@@ -22,8 +22,8 @@ from gpu_flows.common.validation import explain
 from gpu_flows.schedulers.cluster.state import Cluster
 from gpu_flows.schedulers.draft import Draft
 from gpu_flows.schedulers.model import Job, Plan, Progress, Running
-from gpu_flows.schedulers.running_order import Ladder, Standing
-from gpu_flows.schedulers.waiting_queue import Line
+from gpu_flows.schedulers.running_order import RunningOrder, RunningRank
+from gpu_flows.schedulers.waiting_queue import WaitingQueue
 
 ENTRY_POINTS = "gpu_flows.policies"
 
@@ -41,9 +41,9 @@ class State:
     """What a policy looks at. Everything in it is live: read it, and change it by the draft only."""
 
     now: float
-    line: Line  # the waiting jobs, in groups by what they ask for, in the policy's order
+    queue: WaitingQueue  # the waiting jobs, in groups by what they ask for, in the policy's order
     running: Mapping[str, Running]
-    ladder: Ladder  # the running jobs, in the policy's order
+    running_order: RunningOrder  # the running jobs, in the policy's order
     cluster: Cluster
     draft: Draft  # where moves are made, one after the other
     can_preempt: bool = True
@@ -52,7 +52,7 @@ class State:
     @property
     def waiting(self) -> Sequence[Job]:
         """In arrival order."""
-        return self.line.by_arrival
+        return self.queue.by_arrival
 
     def may_preempt(self, running: Running) -> bool:
         """Whether this running job may be stopped now. Trying it with one that is protected costs the
@@ -62,7 +62,7 @@ class State:
     def yielding(self) -> Iterator[tuple[Any, Running]]:
         """The running jobs that may be stopped, with their ranks, the one that is served last first."""
         may_preempt = self.draft.may_preempt
-        return (each for each in self.ladder.last_first(self.now) if may_preempt(each[1]))
+        return (each for each in self.running_order.last_first(self.now) if may_preempt(each[1]))
 
 
 class Options(BaseModel):
@@ -98,7 +98,7 @@ class Policy(ABC):
         """Waiting jobs for which this is the same form a group of the line. They must share one ask."""
         return job.ask
 
-    def standing(self, running: Running) -> Standing | None:
+    def running_rank(self, running: Running) -> RunningRank | None:
         """Where a running job stands among the others, for policies that preempt by rank. Their ranks
         are tuples (line, value, submitted, id)."""
         return None

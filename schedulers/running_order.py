@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from gpu_flows.schedulers.model import Running
 
 
-class Standing(NamedTuple):
+class RunningRank(NamedTuple):
     """A running job's place among all jobs: at time t its value is `value + drift * t`."""
 
     value: Any  # a number, or with no drift anything that sorts
@@ -24,27 +24,29 @@ class Standing(NamedTuple):
 Entry = tuple[Any, float, str, Running]
 
 
-class Ladder:
-    def __init__(self, standing: Callable[[Running], Standing | None]) -> None:
-        self._standing = standing
+class RunningOrder:
+    def __init__(self, running_rank: Callable[[Running], RunningRank | None]) -> None:
+        self._running_rank = running_rank
         self._rungs: dict[tuple[int, float], list[Entry]] = {}
         self._places: dict[str, tuple[tuple[int, float], Entry]] = {}
 
-    def rank_by(self, standing: Callable[[Running], Standing | None], all_running: Iterable[Running]) -> None:
+    def rank_by(
+        self, running_rank: Callable[[Running], RunningRank | None], all_running: Iterable[Running]
+    ) -> None:
         """Another order from now on."""
-        self._standing = standing
+        self._running_rank = running_rank
         self._rungs.clear()
         self._places.clear()
         for running in all_running:
             self.add(running)
 
     def add(self, running: Running) -> None:
-        standing = self._standing(running)
-        if standing is None:
+        running_rank = self._running_rank(running)
+        if running_rank is None:
             return
         job = running.job
-        rung = (job.line, standing.drift)
-        entry: Entry = (standing.value, job.submitted, job.id, running)
+        rung = (job.queue_priority, running_rank.drift)
+        entry: Entry = (running_rank.value, job.submitted, job.id, running)
         insort(self._rungs.setdefault(rung, []), entry)
         self._places[job.id] = (rung, entry)
 

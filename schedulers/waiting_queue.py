@@ -62,7 +62,7 @@ class Group:
                 heappush(nearest, (heap[below], below))
 
 
-class Line:
+class WaitingQueue:
     def __init__(self, rank: Rank, group: Grouping = by_ask) -> None:
         self._rank, self._grouping = rank, group
         self._entries: dict[str, Entry] = {}

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from docker_hosts.daemon import Daemon
 
 from gpu_flows.blocks import ContainerRules, DockerHost
-from gpu_flows.runtimes.attempt_store import Book
+from gpu_flows.runtimes.attempt_store import AttemptStore
 from gpu_flows.runtimes.base import Container, End, Launch
 from gpu_flows.runtimes.docker.output import Line
 from gpu_flows.runtimes.docker.runtime import DockerRuntime
@@ -64,7 +64,7 @@ def launch_of(
 def runtime_on(folder: Path, *hosts: DockerHost, sink: Heard | None = None, **more: Any) -> DockerRuntime:
     """A runtime of these hosts. To be made inside a running loop."""
     rules = more.pop("rules", ContainerRules())
-    runtime = DockerRuntime(Book(folder), more.pop("installation", "test"), sink or Heard(), **more)
+    runtime = DockerRuntime(AttemptStore(folder), more.pop("installation", "test"), sink or Heard(), **more)
     runtime.serve(hosts, rules, serves_all=False)
     return runtime
 

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 from gpu_flows.dispatch.dispatcher import Dispatcher
-from gpu_flows.prefect_api.prefect_gateway import PrefectDesk
+from gpu_flows.prefect_api.prefect_gateway import PrefectGateway
 from gpu_flows.prefect_api.run_states import RunStates
 from gpu_flows.runtimes import process
 from gpu_flows.worker.gpu_worker import GpuWorker
@@ -65,7 +65,7 @@ POINTS: dict[str, Callable[[], None]] = {
     "after_launch": lambda: after(process.ProcessRuntime, "launch"),
     "while_running": lambda: after(process.ProcessRuntime, "launch", delay=2.0),
     "at_exit": lambda: before(Dispatcher, "_close"),
-    "before_record": lambda: after(PrefectDesk, "ended"),
+    "before_record": lambda: after(PrefectGateway, "ended"),
 }
 
 

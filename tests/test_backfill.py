@@ -273,7 +273,7 @@ class Histories:
         submitted=st.integers(0, 50).map(float),
         gpus=st.integers(0, 6),
         user=st.sampled_from("abc"),
-        line=st.integers(0, 1),
+        queue_priority=st.integers(0, 1),
         priority=st.integers(0, 2),
         deadline=st.none() | st.floats(0, 200),
         expected_s=st.none() | st.integers(0, 30).map(float),

@@ -93,7 +93,7 @@ def test_without_a_password_the_registry_refuses(
 ) -> None:
     monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))  # nor with one of the person who runs the tests
     with pytest.raises(LaunchError, match="auth"):
-        tried(engine, tmp_path / "book", launch_of("true", image=image))
+        tried(engine, tmp_path / "attempt_store", launch_of("true", image=image))
 
 
 def test_a_registry_that_is_away_is_the_registrys_fault(engine: Daemon, tmp_path: Path) -> None:

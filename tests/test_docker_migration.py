@@ -102,7 +102,7 @@ def test_weights_after_a_move_are_those_of_a_training_that_nobody_stopped(
 
     async def move() -> None:
         rules = ContainerRules(mount_roots=list(INSIDE))
-        runtime = runtime_on(tmp_path / "book", *hosts, sink=sink, rules=rules)
+        runtime = runtime_on(tmp_path / "attempt_store", *hosts, sink=sink, rules=rules)
         await runtime.find()
         try:
             await _stopped_after(20, runtime, sink, launch)

@@ -16,7 +16,7 @@ from docker.errors import NotFound
 from docker_hosts.daemon import Daemon
 
 from gpu_flows.blocks import ContainerRules
-from gpu_flows.runtimes.attempt_store import Book
+from gpu_flows.runtimes.attempt_store import AttemptStore
 from gpu_flows.runtimes.base import Launch, LaunchError, Mount, NotWanted, Refused
 from gpu_flows.runtimes.docker import container as words
 from gpu_flows.runtimes.docker import host_health as pulse
@@ -140,7 +140,7 @@ def test_what_docker_cannot_start_leaves_nothing(engine: Daemon, tmp_path: Path)
 
     async def main() -> None:
         rules = ContainerRules(mount_roots=[str(tmp_path)])
-        async with serving(tmp_path / "book", host_of(engine), rules=rules) as docker:
+        async with serving(tmp_path / "attempt_store", host_of(engine), rules=rules) as docker:
             with pytest.raises(LaunchError, match=r"cannot start it.*mount"):
                 await docker.launch(launch_of("true", mounts=(Mount(str(file), "/home"),)))  # a folder there
 
@@ -263,7 +263,7 @@ def test_a_container_has_its_limits_and_no_privileges(engine: Daemon, tmp_path: 
     async def main() -> None:
         sink = Heard()
         rules = ContainerRules(mount_roots=[str(tmp_path)], most_memory_gb=0.25)
-        async with serving(tmp_path / "book", host_of(engine), sink=sink, rules=rules) as docker:
+        async with serving(tmp_path / "attempt_store", host_of(engine), sink=sink, rules=rules) as docker:
             launch = shell(
                 script, mounts=(Mount(str(tmp_path / "data"), "/data", read_only=True),), shm_mb=256
             )
@@ -286,7 +286,7 @@ def test_a_link_that_is_bent_while_it_is_launched_is_refused(engine: Daemon, tmp
 
     async def main() -> None:
         rules = ContainerRules(mount_roots=[str(tmp_path / "data")])
-        async with serving(tmp_path / "book", host_of(engine), rules=rules) as docker:
+        async with serving(tmp_path / "attempt_store", host_of(engine), rules=rules) as docker:
             launch = launch_of("true", mounts=(Mount(str(link), "/data"),), secrets={"TOKEN": "x"})
             bend = lambda: (link.unlink(), link.symlink_to("/etc"))  # noqa: E731
             with pytest.MonkeyPatch.context() as patch:
@@ -315,7 +315,9 @@ def test_a_container_sees_its_own_devices_and_no_others(
 
     async def main() -> None:
         sink = Heard()
-        async with serving(tmp_path / "book", host_of(engine, gpu_access="nvidia"), sink=sink) as docker:
+        async with serving(
+            tmp_path / "attempt_store", host_of(engine, gpu_access="nvidia"), sink=sink
+        ) as docker:
             await docker.wait(await docker.launch(launch))
             [request] = inspect(engine, launch)["HostConfig"]["DeviceRequests"]
         visible = {line for line in sink.of(launch) if "VISIBLE_DEVICES" in line}
@@ -359,8 +361,8 @@ def test_the_reaper_takes_what_is_ours_and_over_and_nothing_else(
             await run(docker, launch_of("true"))
             ours(launch_of("true"))
             over = launch_of("sleep", "60")
-            docker._book.enter(over)
-            docker._book.close(over)
+            docker._attempt_store.enter(over)
+            docker._attempt_store.close(over)
             client.api.start(ours(over))
             # Ours, and it runs.
             running = launch_of("sleep", "60")
@@ -445,7 +447,7 @@ def test_a_worker_that_was_not_told_of_any_host_believes_nothing_lost(engine: Da
         launch = launch_of("sleep", "20")
         async with serving(tmp_path, host_of(engine)) as before:
             await before.launch(launch)
-        later = DockerRuntime(Book(tmp_path), "test", Heard(), on_found=found.append)
+        later = DockerRuntime(AttemptStore(tmp_path), "test", Heard(), on_found=found.append)
         assert await later.find() == []
         later.serve([host_of(engine)], ContainerRules(), serves_all=False)
         await soon(lambda: [each.launch.id for each in found if each.alive] == [launch.id], "it is found")

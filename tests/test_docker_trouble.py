@@ -79,9 +79,9 @@ def test_six_containers_survive_their_worker(engine: Daemon, tmp_path: Path, whe
 
     async def main() -> None:
         await asyncio.sleep(2)
-        book = tmp_path if where == "here" else tmp_path / "elsewhere"
+        attempt_store = tmp_path if where == "here" else tmp_path / "elsewhere"
         heard: list[Any] = []
-        runtime = runtime_on(book, host_of(engine), sink=paper, on_found=heard.append)
+        runtime = runtime_on(attempt_store, host_of(engine), sink=paper, on_found=heard.append)
         found = await runtime.find()
         assert len(found) == 6
         assert not heard, "what was found is not news"
@@ -263,7 +263,7 @@ def test_every_job_runs_exactly_once_over_a_line_that_loses_answers(
         sink = Heard()
         rules = ContainerRules(mount_roots=[str(counted)], keep_seconds=0, network="none")
         host = DockerHost(name="host", url=line.url, gpus=4)
-        async with serving(tmp_path / "book", host, rules=rules, sink=sink) as docker:
+        async with serving(tmp_path / "attempt_store", host, rules=rules, sink=sink) as docker:
             places = asyncio.Semaphore(8)
 
             async def until_done(launch: Launch) -> None:

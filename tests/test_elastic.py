@@ -21,11 +21,11 @@ from gpu_flows.schedulers.policies.ffdl import largest_sum
 from gpu_flows.schedulers.policy import Policy, Speed, State, linear, make_policy
 from gpu_flows.schedulers.policy_support.elastic import Division, ElasticOptions, Shares, by_gain, in_rounds
 from gpu_flows.schedulers.policy_support.resizing import resize
-from gpu_flows.schedulers.running_order import Ladder
+from gpu_flows.schedulers.running_order import RunningOrder
 from gpu_flows.schedulers.simulation.profiles import SCHEDULEARN, Profile
 from gpu_flows.schedulers.simulation.simulator import Simulation, simulate
 from gpu_flows.schedulers.simulation.world import World
-from gpu_flows.schedulers.waiting_queue import Line
+from gpu_flows.schedulers.waiting_queue import WaitingQueue
 from gpu_flows.schedulers.workload import Arrival
 
 quick = settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -44,12 +44,12 @@ every = pytest.mark.parametrize(("policy", "options"), ELASTIC)
 def state_of(jobs: Sequence[Job], spec: str, speed: Speed = linear) -> State:
     """All of these jobs waiting for an empty cluster."""
     cluster = Cluster(declare(spec))
-    line, ladder = Line(lambda job, _: job.order), Ladder(lambda _: None)
+    queue, running_order = WaitingQueue(lambda job, _: job.order), RunningOrder(lambda _: None)
     for job in jobs:
-        line.add(job, NO_PROGRESS)
+        queue.add(job, NO_PROGRESS)
     running: dict[str, Running] = {}
-    draft = Draft(cluster, line, running, ladder, can_preempt=True)
-    return State(0.0, line, running, ladder, cluster, draft, speed=speed)
+    draft = Draft(cluster, queue, running, running_order, can_preempt=True)
+    return State(0.0, queue, running, running_order, cluster, draft, speed=speed)
 
 
 def tabled(job: Job, model: str, gpus: int) -> float:
@@ -72,7 +72,7 @@ def curves(draw: st.DrawFn, falling: bool = True) -> list[Job]:
                 kind=",".join(map(str, speeds)),
                 min_gpus=least,
                 max_gpus=draw(st.integers(least, 4)),
-                line=draw(st.integers(0, 1)) if not falling else 0,
+                queue_priority=draw(st.integers(0, 1)) if not falling else 0,
                 expected_s=draw(st.integers(1, 20)) * 10.0,
                 may_span_nodes=True,
             )
@@ -137,7 +137,7 @@ def by_the_letter(jobs: list[Job], lengths: dict[str, float], devices: int) -> S
 
     def better(one: Job, two: Job) -> Job:
         if not count[one.id] and not count[two.id]:
-            return min(one, two, key=lambda job: (job.line, lengths[job.id], job.submitted, job.id))
+            return min(one, two, key=lambda job: (job.queue_priority, lengths[job.id], job.submitted, job.id))
         a, b = (two, one) if ends(two) < ends(one) else (one, two)
         gain_b = (s(b, after(b)) - s(b, count[b.id])) / s(b, after(b))
         gain_a = (s(a, after(a)) - s(a, count[a.id])) / s(a, count[a.id])
@@ -169,7 +169,7 @@ def by_the_letter(jobs: list[Job], lengths: dict[str, float], devices: int) -> S
 def test_afs_l_hands_devices_out_by_the_letter(jobs: list[Job], devices: int) -> None:
     division = Division(state_of(jobs, f"1x{devices}", tabled))
     lengths = {job.id: (job.expected_s or 0.0) / tabled(job, "", 1) for job in jobs}
-    by_length = sorted(jobs, key=lambda job: (job.line, lengths[job.id], job.submitted))
+    by_length = sorted(jobs, key=lambda job: (job.queue_priority, lengths[job.id], job.submitted))
     shares = one_by_one(division, iter([(job, lengths[job.id]) for job in by_length]))
     expected = by_the_letter(jobs, lengths, devices)
     assert shares == expected

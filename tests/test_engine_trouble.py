@@ -11,7 +11,7 @@ from gpu_flows.schedulers.cluster.spec import declare
 from gpu_flows.schedulers.engine import Engine
 from gpu_flows.schedulers.model import Device, Job, Node, Plan, Progress, Running, Start
 from gpu_flows.schedulers.policy import Policy, State, make_policy
-from gpu_flows.schedulers.running_order import Standing
+from gpu_flows.schedulers.running_order import RunningRank
 
 
 class Raises(Policy):
@@ -35,7 +35,7 @@ def test_a_policy_that_raises_is_told_where() -> None:
 
 
 class BadOrder(Policy):
-    """Srtf, but it has no rank for who ran before, and no standing for the job called x."""
+    """Srtf, but it has no rank for who ran before, and no running_rank for the job called x."""
 
     name = "bad_order"
     preempts = True
@@ -45,10 +45,10 @@ class BadOrder(Policy):
             raise RuntimeError("no rank")
         return job.order
 
-    def standing(self, running: Running) -> Standing:
+    def running_rank(self, running: Running) -> RunningRank:
         if running.job.id == "x":
-            raise RuntimeError("no standing")
-        return Standing(0)
+            raise RuntimeError("no running_rank")
+        return RunningRank(0)
 
     def plan(self, state: State) -> Plan:
         for job_id in list(state.running):
@@ -71,11 +71,11 @@ def test_an_order_that_fails_in_the_middle_of_a_move_loses_no_job_and_no_device(
     engine = Engine(declare("1x1"), BadOrder(), can_preempt=True)
     engine.submit(Job(id="x"))
     assert [action.job.id for action in engine.tick(0) if isinstance(action, Start)] == ["x"], "FIFO's start"
-    assert "no standing" in engine.policy_error
+    assert "no running_rank" in engine.policy_error
     engine = Engine(declare("1x1"), BadOrder())
     assert engine.adopt(Job(id="x"), _devices_of(engine), since=0, attempt=1)
     assert not engine.adopt(Job(id="x"), _devices_of(engine), since=0, attempt=1), "it is known to run"
-    assert "no standing" in engine.policy_error
+    assert "no running_rank" in engine.policy_error
 
 
 def _devices_of(engine: Engine) -> Any:
@@ -143,7 +143,7 @@ def test_a_job_that_waits_for_ever_leaves_no_litter_in_the_line() -> None:
     engine.submit(Job(id="a"))
     for now in range(500):
         engine.tick(float(now))
-    assert sum(len(group.heap) for group in engine._line._groups.values()) < 100
+    assert sum(len(group.heap) for group in engine._queue._groups.values()) < 100
 
 
 class Answers(Policy):

@@ -78,8 +78,8 @@ def test_lines_come_before_shares() -> None:
     engine = Engine(declare("1x1"), make_policy("fair_share"))
     engine.submit(Job("first", user="ann"))
     assert started(engine, 0) == ["first"]
-    engine.submit(Job("urgent", user="ann", line=0))
-    engine.submit(Job("other", user="bob", line=1))
+    engine.submit(Job("urgent", user="ann", queue_priority=0))
+    engine.submit(Job("other", user="bob", queue_priority=1))
     engine.ended("first")
     assert started(engine, 100) == ["urgent"]
 

@@ -235,7 +235,7 @@ def test_priority_weighs_and_lines_come_first() -> None:
     jobs = [Arrival(job("a", priority=2), 36_000.0), Arrival(job("b", priority=1), 36_000.0)]
     ended = run(jobs, "1x1:fast").jobs[0].ended
     assert ended == pytest.approx(54_000, rel=0.02), "two thirds of the time"
-    jobs = [Arrival(job("a", line=1), 3_600.0), Arrival(job("b", line=0), 3_600.0)]
+    jobs = [Arrival(job("a", queue_priority=1), 3_600.0), Arrival(job("b", queue_priority=0), 3_600.0)]
     assert [each.ended for each in run(jobs, "1x1:fast").jobs if each.arrival.job.id == "b"] == [3_600]
 
 

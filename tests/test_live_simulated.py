@@ -41,7 +41,8 @@ def test_thirty_jobs_simulated_from_their_own_record(new_stack: Callable[..., St
     began = live[0][1]  # all of them were there when the worker began
     recorded = load(stack.home / "warehouse.duckdb").arrivals
     arrivals = [
-        replace(each, job=replace(each.job, submitted=0.0, line=n)) for n, each in enumerate(recorded)
+        replace(each, job=replace(each.job, submitted=0.0, queue_priority=n))
+        for n, each in enumerate(recorded)
     ]
     found = simulate(arrivals, declare(CLUSTER), make_policy("fifo"))
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from stage import Scripted, Stage
+from fake_pool import Scripted, Stage
 
 from gpu_flows.checkpoints.contract import CHECKPOINTED, Entry, note
 from gpu_flows.dispatch import dispatcher
@@ -36,7 +36,7 @@ async def full(stage: Stage) -> None:
     stage.submit("a", 2)
     stage.submit("b", 2)
     await stage.running("a", "b")
-    stage.theatre.now += 10
+    stage.runtime.now += 10
     stage.submit("urgent", 4, priority=1000)
     await stage.asked("a", "b")
 
@@ -48,20 +48,20 @@ def test_two_make_room_for_one_and_come_back(tmp_path: Path) -> None:
     async def scene() -> None:
         stage = Stage(tmp_path)
         await full(stage)
-        assert sorted(stage.theatre.asked) == [("a.1", "reschedule"), ("b.1", "reschedule")]
-        stage.theatre.now += 5
-        stage.theatre.exit("a", LEFT)
+        assert sorted(stage.runtime.asked) == [("a.1", "reschedule"), ("b.1", "reschedule")]
+        stage.runtime.now += 5
+        stage.runtime.exit("a", LEFT)
         await stage.settle()
-        assert set(stage.theatre.live) == {"b"}, "it waits until both are gone"
-        stage.theatre.exit("b", LEFT)
+        assert set(stage.runtime.live) == {"b"}, "it waits until both are gone"
+        stage.runtime.exit("b", LEFT)
         await stage.running("urgent")
         await stage.until(lambda: stage.waiting() == {"a", "b"}, "both wait again")
-        assert "Made room for urgent, by policy 'priority'" in stage.clerk.notes["a"]
-        stage.theatre.exit("urgent", 0)
+        assert "Made room for urgent, by policy 'priority'" in stage.gateway.notes["a"]
+        stage.runtime.exit("urgent", 0)
         await stage.running("a", "b")
-        assert stage.theatre.launched == ["a.1", "b.1", "urgent.1", "a.2", "b.2"]
-        stage.theatre.exit("a", 0)
-        stage.theatre.exit("b", 0)
+        assert stage.runtime.launched == ["a.1", "b.1", "urgent.1", "a.2", "b.2"]
+        stage.runtime.exit("a", 0)
+        stage.runtime.exit("b", 0)
         await stage.until(lambda: len(stage.ends()) == 3, "all have ended")
         assert set(stage.ends().values()) == {"completed"}
         assert stage.outcomes("a") == stage.outcomes("b") == ["preempted", "completed"]
@@ -77,10 +77,10 @@ def test_what_it_has_behind_it_is_what_really_happened(tmp_path: Path) -> None:
     async def scene() -> None:
         stage = Stage(tmp_path)
         await full(stage)
-        stage.theatre.now += 5  # the plan thought of 10 s, but it ran for 15
-        stage.theatre.exit("a", LEFT)
-        stage.theatre.exit("b", 1)  # it crashed while saving, and its last checkpoint is 6 s old
-        note(tmp_path / "checkpoints" / "b", Entry("saved", 1, stage.theatre.now - 6, step=9))
+        stage.runtime.now += 5  # the plan thought of 10 s, but it ran for 15
+        stage.runtime.exit("a", LEFT)
+        stage.runtime.exit("b", 1)  # it crashed while saving, and its last checkpoint is 6 s old
+        note(tmp_path / "checkpoints" / "b", Entry("saved", 1, stage.runtime.now - 6, step=9))
         await stage.until(lambda: stage.waiting() == {"a", "b"}, "both wait again")
         a, b = stage.engine.progress("a"), stage.engine.progress("b")
         assert (a.attempts, a.ran_s, a.gpu_s, a.work_s, a.preemptions) == (1, 15, 30, 15, 1)
@@ -96,13 +96,13 @@ def test_who_is_not_asked_does_not_get_what_is_freed(tmp_path: Path) -> None:
         stage = Stage(tmp_path)
         await full(stage)
         stage.submit("small", 1, priority=500)
-        stage.theatre.exit("a", LEFT)
+        stage.runtime.exit("a", LEFT)
         await stage.settle()
-        assert set(stage.theatre.live) == {"b"}
+        assert set(stage.runtime.live) == {"b"}
         why = {job.id: reason for job, reason in stage.dispatcher.reasons()}
         assert why["urgent"].code == "making_room"
         assert "it waits for b to save and leave" in why["urgent"].summary
-        stage.theatre.exit("b", LEFT)
+        stage.runtime.exit("b", LEFT)
         await stage.running("urgent")
 
     play(scene)
@@ -113,7 +113,7 @@ def test_one_that_is_deaf_is_killed_and_loses_what_it_did(tmp_path: Path) -> Non
         stage = Stage(tmp_path)
         await full(stage)
         for job_id in ("a", "b"):  # the runtime kills it when its grace is over
-            stage.theatre.exit(job_id, -9)
+            stage.runtime.exit(job_id, -9)
         await stage.running("urgent")
         await stage.until(lambda: stage.waiting() == {"a", "b"}, "both wait again")
         assert stage.outcomes("a") == ["preempted"]
@@ -127,8 +127,8 @@ def test_one_that_finishes_instead_of_leaving_has_finished(tmp_path: Path) -> No
     async def scene() -> None:
         stage = Stage(tmp_path)
         await full(stage)
-        stage.theatre.exit("a", 0)
-        stage.theatre.exit("b", LEFT)
+        stage.runtime.exit("a", 0)
+        stage.runtime.exit("b", LEFT)
         await stage.running("urgent")
         await stage.until(lambda: stage.ends() == {"a": "completed"}, "it completed")
         await stage.until(lambda: stage.waiting() == {"b"}, "the other waits again")
@@ -146,9 +146,9 @@ def test_cancelled_while_it_leaves(tmp_path: Path) -> None:
         await full(stage)
         stage.cancel("a")
         await stage.settle()
-        assert stage.theatre.asked.count(("a.1", "cancel")) == 0, "a second signal may cut its saving short"
-        stage.theatre.exit("a", LEFT)
-        stage.theatre.exit("b", LEFT)
+        assert stage.runtime.asked.count(("a.1", "cancel")) == 0, "a second signal may cut its saving short"
+        stage.runtime.exit("a", LEFT)
+        stage.runtime.exit("b", LEFT)
         await stage.running("urgent")
         await stage.until(lambda: stage.ends() == {"a": "cancelled"}, "it is cancelled")
         await stage.until(lambda: stage.waiting() == {"b"}, "the other waits again")
@@ -160,12 +160,12 @@ def test_cancelled_while_it_waits_again(tmp_path: Path) -> None:
     async def scene() -> None:
         stage = Stage(tmp_path)
         await full(stage)
-        stage.theatre.exit("a", LEFT)
-        stage.theatre.exit("b", LEFT)
+        stage.runtime.exit("a", LEFT)
+        stage.runtime.exit("b", LEFT)
         await stage.until(lambda: stage.waiting() == {"a", "b"}, "both wait again")
         assert stage.dispatcher.cancel("a")
         assert stage.waiting() == {"b"}
-        stage.theatre.exit("urgent", 0)
+        stage.runtime.exit("urgent", 0)
         await stage.running("b")
 
     play(scene)
@@ -179,13 +179,13 @@ def test_the_one_for_whom_room_is_made_is_cancelled(tmp_path: Path) -> None:
         await stage.until(lambda: stage.ends() == {"urgent": "cancelled"}, "it is cancelled")
         stage.submit("other", 4, priority=1)
         await stage.settle()
-        assert set(stage.theatre.live) == {"a", "b"}, "nobody gets devices that are not free yet"
-        stage.theatre.exit("a", LEFT)
-        stage.theatre.exit("b", LEFT)
+        assert set(stage.runtime.live) == {"a", "b"}, "nobody gets devices that are not free yet"
+        stage.runtime.exit("a", LEFT)
+        stage.runtime.exit("b", LEFT)
         await stage.running("other")
-        stage.theatre.exit("other", 0)
+        stage.runtime.exit("other", 0)
         await stage.running("a", "b")
-        assert "urgent.1" not in stage.theatre.launched
+        assert "urgent.1" not in stage.runtime.launched
 
     play(scene)
 
@@ -199,12 +199,12 @@ def test_preempted_while_room_is_made_for_it(tmp_path: Path) -> None:
         await full(stage)
         stage.submit("fire", 4, priority=9999)
         await stage.until(lambda: stage.waiting() == {"urgent"}, "the urgent one is back in line")
-        stage.theatre.exit("a", LEFT)
-        stage.theatre.exit("b", LEFT)
+        stage.runtime.exit("a", LEFT)
+        stage.runtime.exit("b", LEFT)
         await stage.running("fire")
-        stage.theatre.exit("fire", 0)
+        stage.runtime.exit("fire", 0)
         await stage.running("urgent")
-        assert "urgent.1" in stage.theatre.launched
+        assert "urgent.1" in stage.runtime.launched
         assert stage.engine.running["urgent"].before.preemptions == 0, "it had not begun"
 
     play(scene)
@@ -213,19 +213,19 @@ def test_preempted_while_room_is_made_for_it(tmp_path: Path) -> None:
 def test_preempted_while_it_is_claimed(tmp_path: Path) -> None:
     async def scene() -> None:
         stage = Stage(tmp_path)
-        stage.clerk.window = asyncio.Event()
+        stage.gateway.window = asyncio.Event()
         stage.submit("a", 4)
         await stage.settle()
         stage.submit("urgent", 4, priority=1000)
         await stage.settle()
-        stage.clerk.window.set()
+        stage.gateway.window.set()
         await stage.running("urgent")
         await stage.until(lambda: stage.waiting() == {"a"}, "it waits again")
-        assert stage.theatre.launched == ["urgent.1"]
+        assert stage.runtime.launched == ["urgent.1"]
         assert stage.outcomes("a") == []
-        stage.theatre.exit("urgent", 0)
+        stage.runtime.exit("urgent", 0)
         await stage.running("a")
-        assert stage.theatre.launched[-1] == "a.1", "it has had no attempt before"
+        assert stage.runtime.launched[-1] == "a.1", "it has had no attempt before"
 
     play(scene)
 
@@ -233,16 +233,16 @@ def test_preempted_while_it_is_claimed(tmp_path: Path) -> None:
 def test_preempted_while_it_is_launched(tmp_path: Path) -> None:
     async def scene() -> None:
         stage = Stage(tmp_path)
-        curtain = stage.theatre.curtain = asyncio.Event()
+        curtain = stage.runtime.curtain = asyncio.Event()
         stage.submit("a", 4)
         await stage.settle()
         stage.submit("urgent", 4, priority=1000)
         await stage.settle()
-        stage.theatre.curtain = None
+        stage.runtime.curtain = None
         curtain.set()
         await stage.asked("a")
-        assert set(stage.theatre.live) == {"a"}
-        stage.theatre.exit("a", -10)
+        assert set(stage.runtime.live) == {"a"}
+        stage.runtime.exit("a", -10)
         await stage.running("urgent")
         await stage.until(lambda: stage.waiting() == {"a"}, "it waits again")
         assert stage.outcomes("a") == ["preempted"]
@@ -268,7 +268,7 @@ def to(job_id: str, devices: Callable[[list[Device]], list[Device]]) -> Callable
 async def one_running(stage: Stage, policy: Scripted, script: Callable[[State], None], **ask: Any) -> None:
     stage.submit("a", **ask)
     await stage.running("a")
-    stage.theatre.now += 10
+    stage.runtime.now += 10
     policy.script = script
     stage.engine.swap(policy)
     stage.dispatcher.wake()
@@ -281,16 +281,16 @@ def test_a_job_moves_to_another_node(tmp_path: Path) -> None:
         stage = Stage(tmp_path, "2x2", policy)
         await one_running(stage, policy, to("a", lambda every: every[2:4]), gpus=2)
         await stage.settle()
-        assert stage.theatre.launched == ["a.1"], "it has to leave before it can go on"
-        stage.theatre.now += 5
-        stage.theatre.exit("a", LEFT)
-        await stage.until(lambda: stage.theatre.launched == ["a.1", "a.2"], "it goes on")
-        assert {device.node for device in stage.theatre.live["a"].launch.devices} == {"node-2"}
+        assert stage.runtime.launched == ["a.1"], "it has to leave before it can go on"
+        stage.runtime.now += 5
+        stage.runtime.exit("a", LEFT)
+        await stage.until(lambda: stage.runtime.launched == ["a.1", "a.2"], "it goes on")
+        assert {device.node for device in stage.runtime.live["a"].launch.devices} == {"node-2"}
         before = stage.engine.running["a"].before
         assert (before.ran_s, before.work_s, before.preemptions) == (15, 15, 0)
-        stage.theatre.now += 20
+        stage.runtime.now += 20
         stage.cancel("a")
-        stage.theatre.exit("a", LEFT)
+        stage.runtime.exit("a", LEFT)
         await stage.until(lambda: stage.ends(), "it ends")
         assert stage.outcomes("a") == ["moved", "cancelled"]
         assert stage.engine.cluster.idle == 4
@@ -309,19 +309,19 @@ def test_what_a_moved_job_has_behind_it_adds_up(tmp_path: Path) -> None:
         policy = Scripted()
         stage = Stage(tmp_path, "2x2", policy)
         await one_running(stage, policy, to("a", lambda every: every[2:4]), gpus=2)
-        stage.theatre.now += 5
-        stage.theatre.exit("a", LEFT)
-        await stage.until(lambda: stage.theatre.launched == ["a.1", "a.2"], "it goes on")
-        stage.theatre.now += 20
+        stage.runtime.now += 5
+        stage.runtime.exit("a", LEFT)
+        await stage.until(lambda: stage.runtime.launched == ["a.1", "a.2"], "it goes on")
+        stage.runtime.now += 20
         policy.script = fill
         for job_id in ("b", "c"):
-            stage.engine.submit(Job(job_id, stage.theatre.now, 2))
+            stage.engine.submit(Job(job_id, stage.runtime.now, 2))
         stage.dispatcher.wake()
-        await stage.until(lambda: ("a.2", "reschedule") in stage.theatre.asked, "it is asked to leave")
-        stage.theatre.exit("a", LEFT)
+        await stage.until(lambda: ("a.2", "reschedule") in stage.runtime.asked, "it is asked to leave")
+        stage.runtime.exit("a", LEFT)
         await stage.until(lambda: stage.outcomes("a") == ["moved", "preempted"], "it left")
         await stage.until(lambda: stage.dispatcher.waits("a"), "it waits again")
-        behind = stage.belongings.progress("a")
+        behind = stage.job_store.progress("a")
         assert (behind.attempts, behind.ran_s, behind.work_s, behind.preemptions) == (2, 35, 35, 1)
 
     play(scene)
@@ -333,11 +333,11 @@ def test_a_job_changes_its_size(tmp_path: Path) -> None:
         stage = Stage(tmp_path, "1x4", policy)
         ask = {"gpus": 2, "min_gpus": 1, "max_gpus": 4}
         await one_running(stage, policy, to("a", lambda every: every), **ask)
-        stage.theatre.exit("a", LEFT)
-        await stage.until(lambda: stage.theatre.launched == ["a.1", "a.2"], "it goes on")
-        assert len(stage.theatre.live["a"].launch.devices) == 4
+        stage.runtime.exit("a", LEFT)
+        await stage.until(lambda: stage.runtime.launched == ["a.1", "a.2"], "it goes on")
+        assert len(stage.runtime.live["a"].launch.devices) == 4
         assert stage.outcomes("a") == ["resized"]
-        assert "from 2 to 4 GPUs" in stage.clerk.notes["a"]
+        assert "from 2 to 4 GPUs" in stage.gateway.notes["a"]
 
     play(scene)
 
@@ -350,14 +350,14 @@ def test_a_job_that_ends_instead_of_moving(tmp_path: Path, end: str) -> None:
         await one_running(stage, policy, to("a", lambda every: every[2:4]), gpus=2)
         if end == "is cancelled":
             stage.cancel("a")
-            stage.theatre.exit("a", LEFT)
+            stage.runtime.exit("a", LEFT)
         else:
-            stage.theatre.exit("a", 0)
+            stage.runtime.exit("a", 0)
         await stage.until(lambda: stage.ends(), "it ends")
-        await stage.until(lambda: not stage.dispatcher.carried(), "nobody carries it on")
+        await stage.until(lambda: not stage.dispatcher.executing(), "nobody carries it on")
         assert stage.ends() == {"a": "completed" if end == "finishes" else "cancelled"}
         assert stage.engine.cluster.idle == 4
-        assert stage.theatre.launched == ["a.1"]
+        assert stage.runtime.launched == ["a.1"]
 
     play(scene)
 
@@ -381,12 +381,12 @@ def test_two_jobs_change_places(tmp_path: Path) -> None:
         stage.engine.swap(policy)
         stage.dispatcher.wake()
         await stage.asked("a", "b")
-        stage.theatre.exit("a", LEFT)
+        stage.runtime.exit("a", LEFT)
         await stage.settle()
-        assert set(stage.theatre.live) == {"b"}
-        stage.theatre.exit("b", LEFT)
+        assert set(stage.runtime.live) == {"b"}
+        stage.runtime.exit("b", LEFT)
         await stage.running("a", "b")
-        assert stage.theatre.live["a"].launch.devices[0].node == "node-2"
+        assert stage.runtime.live["a"].launch.devices[0].node == "node-2"
 
     play(scene)
 
@@ -406,9 +406,9 @@ def test_preempted_in_the_middle_of_a_move(tmp_path: Path) -> None:
         stage.submit("b", 2)
         await stage.running("a", "b")
         assert not stage.waiting(), "it has not left yet"
-        stage.theatre.exit("a", LEFT)
-        await stage.until(lambda: "a.2" in stage.theatre.launched, "it goes on where it was")
-        assert stage.theatre.live["a"].launch.devices[0].node == "node-1"
+        stage.runtime.exit("a", LEFT)
+        await stage.until(lambda: "a.2" in stage.runtime.launched, "it goes on where it was")
+        assert stage.runtime.live["a"].launch.devices[0].node == "node-1"
 
     play(scene)
 
@@ -423,22 +423,22 @@ def test_the_worker_dies_while_a_job_leaves(tmp_path: Path, alive: bool) -> None
         await full(dead)
         await dead.dispatcher.close()
         if not alive:
-            dead.theatre.exit("a", LEFT)
-            dead.theatre.exit("b", LEFT)
-        stage = Stage(tmp_path, theatre=dead.theatre, clerk=dead.clerk)
-        for found in await stage.theatre.find():
+            dead.runtime.exit("a", LEFT)
+            dead.runtime.exit("b", LEFT)
+        stage = Stage(tmp_path, runtime=dead.runtime, gateway=dead.gateway)
+        for found in await stage.runtime.find():
             stage.dispatcher.adopt(found)
         stage.submit("urgent", 4, priority=1000)
         if alive:
-            await stage.until(lambda: stage.theatre.asked.count(("a.1", "reschedule")) == 2, "asked still")
-            assert set(stage.theatre.live) == {"a", "b"}
-            stage.theatre.exit("a", LEFT)
-            stage.theatre.exit("b", LEFT)
+            await stage.until(lambda: stage.runtime.asked.count(("a.1", "reschedule")) == 2, "asked still")
+            assert set(stage.runtime.live) == {"a", "b"}
+            stage.runtime.exit("a", LEFT)
+            stage.runtime.exit("b", LEFT)
         await stage.running("urgent")
         await stage.until(lambda: stage.waiting() == {"a", "b"}, "both wait again")
-        assert "Made room for urgent" in stage.clerk.notes["a"], "the reason is remembered"
+        assert "Made room for urgent" in stage.gateway.notes["a"], "the reason is remembered"
         assert stage.outcomes("a") == ["preempted"]
-        stage.theatre.exit("urgent", 0)
+        stage.runtime.exit("urgent", 0)
         await stage.running("a", "b")
         assert stage.engine.running["a"].before.preemptions == 1
 
@@ -450,11 +450,11 @@ def test_the_right_to_act_is_lost_while_a_job_leaves(tmp_path: Path) -> None:
         stage = Stage(tmp_path)
         await full(stage)
         stage.dispatcher.active = False
-        stage.theatre.exit("a", LEFT)
-        stage.theatre.exit("b", LEFT)
-        await stage.until(lambda: not stage.dispatcher.carried(), "what was begun is brought to its end")
-        assert stage.clerk.states == {"a": "waiting", "b": "waiting", "urgent": "waiting"}
-        assert not stage.theatre.live, "but nothing new is begun"
+        stage.runtime.exit("a", LEFT)
+        stage.runtime.exit("b", LEFT)
+        await stage.until(lambda: not stage.dispatcher.executing(), "what was begun is brought to its end")
+        assert stage.gateway.states == {"a": "waiting", "b": "waiting", "urgent": "waiting"}
+        assert not stage.runtime.live, "but nothing new is begun"
         stage.dispatcher.active = True
         stage.dispatcher.wake()
         await stage.running("urgent")
@@ -466,12 +466,12 @@ def test_the_server_is_away_when_the_devices_are_free(tmp_path: Path) -> None:
     async def scene() -> None:
         stage = Stage(tmp_path)
         await full(stage)
-        stage.clerk.reachable = False
-        stage.theatre.exit("a", LEFT)
-        stage.theatre.exit("b", LEFT)
+        stage.gateway.reachable = False
+        stage.runtime.exit("a", LEFT)
+        stage.runtime.exit("b", LEFT)
         await stage.settle()
-        assert not stage.theatre.live
-        stage.clerk.reachable = True
+        assert not stage.runtime.live
+        stage.gateway.reachable = True
         await stage.running("urgent")
 
     play(scene)
@@ -482,12 +482,12 @@ def test_a_job_is_protected_for_a_while_after_its_start(tmp_path: Path) -> None:
         stage = Stage(tmp_path, protection=Protection(min_run_seconds=60))
         stage.submit("a", 4)
         await stage.running("a")
-        stage.theatre.now += 10
+        stage.runtime.now += 10
         stage.submit("urgent", 4, priority=1000)
         await stage.settle()
-        assert not stage.theatre.asked
+        assert not stage.runtime.asked
         assert stage.engine.wake_at == 1060, "and looked at again when that is over"
-        stage.theatre.now += 51
+        stage.runtime.now += 51
         stage.dispatcher.wake()
         await stage.asked("a")
 
@@ -507,7 +507,7 @@ def test_any_order_of_events(tmp_path: Path, seed: int) -> None:
         stage = Stage(tmp_path, "2x2", make(chance))
         jobs: list[tuple[str, dict[str, Any]]] = []
         for step in range(60):
-            stage.theatre.now += chance.choice([0, 0.5, 7])
+            stage.runtime.now += chance.choice([0, 0.5, 7])
             match chance.choice(["submit", "submit", "exit", "exit", "exit", "cancel", "server", "worker"]):
                 case "submit" if len(jobs) < 25:
                     ask = {
@@ -517,14 +517,14 @@ def test_any_order_of_events(tmp_path: Path, seed: int) -> None:
                     }
                     jobs.append((f"job-{step}", ask))
                     stage.submit(f"job-{step}", **ask)
-                case "exit" if stage.theatre.live:
-                    stage.theatre.exit(chance.choice(sorted(stage.theatre.live)), leaves(stage, chance))
+                case "exit" if stage.runtime.live:
+                    stage.runtime.exit(chance.choice(sorted(stage.runtime.live)), leaves(stage, chance))
                 case "cancel" if jobs and chance.random() < 0.3:
                     job_id = chance.choice(jobs)[0]
-                    if stage.clerk.states[job_id] in ("waiting", "claimed"):
+                    if stage.gateway.states[job_id] in ("waiting", "claimed"):
                         stage.cancel(job_id)
                 case "server":
-                    stage.clerk.reachable = not stage.clerk.reachable
+                    stage.gateway.reachable = not stage.gateway.reachable
                 case "worker" if chance.random() < 0.2:
                     await stage.dispatcher.close()
                     stage = await again(tmp_path, stage, jobs, make(chance))
@@ -532,17 +532,17 @@ def test_any_order_of_events(tmp_path: Path, seed: int) -> None:
                 await asyncio.sleep(0)
             if chance.random() < 0.1:
                 await stage.settle()
-        stage.clerk.reachable = True
+        stage.gateway.reachable = True
         ended = {"completed", "failed", "cancelled"}
         for _ in range(3000):
-            if all(stage.clerk.states[job_id] in ended for job_id, _ in jobs):
+            if all(stage.gateway.states[job_id] in ended for job_id, _ in jobs):
                 break
-            for job_id in sorted(stage.theatre.live):
-                stage.theatre.exit(job_id, 0)
+            for job_id in sorted(stage.runtime.live):
+                stage.runtime.exit(job_id, 0)
             stage.dispatcher.wake()
             await asyncio.sleep(0.001)
-        assert {stage.clerk.states[job_id] for job_id, _ in jobs} <= ended
-        await stage.until(lambda: not stage.dispatcher.carried(), "nobody is carried")
+        assert {stage.gateway.states[job_id] for job_id, _ in jobs} <= ended
+        await stage.until(lambda: not stage.dispatcher.executing(), "nobody is executing")
         assert stage.engine.cluster.idle == 4
         assert not stage.engine.policy_error
 
@@ -561,12 +561,12 @@ def leaves(stage: Stage, chance: random.Random) -> int:
 
 async def again(tmp_path: Path, before: Stage, jobs: list[tuple[str, dict[str, Any]]], policy: Any) -> Stage:
     """The next worker: it adopts what runs, and is told by the server of what waits."""
-    stage = Stage(tmp_path, "2x2", policy, theatre=before.theatre, clerk=before.clerk)
-    for found in await stage.theatre.find():
+    stage = Stage(tmp_path, "2x2", policy, runtime=before.runtime, gateway=before.gateway)
+    for found in await stage.runtime.find():
         stage.dispatcher.adopt(found)
     for job_id, ask in jobs:
-        if stage.clerk.states[job_id] == "claimed" and not stage.dispatcher.carries(job_id):
-            stage.clerk.states[job_id] = "waiting"
-        if stage.clerk.states[job_id] == "waiting":
+        if stage.gateway.states[job_id] == "claimed" and not stage.dispatcher.has_execution(job_id):
+            stage.gateway.states[job_id] = "waiting"
+        if stage.gateway.states[job_id] == "waiting":
             stage.submit(job_id, **ask)
     return stage

@@ -211,7 +211,7 @@ def ends(found: Simulation) -> dict[str, float | None]:
 
 
 def test_time_runs_forward_also_where_lines_differ() -> None:
-    arrivals = [Arrival(Job("late", submitted=100), 10), Arrival(Job("early", line=1), 10)]
+    arrivals = [Arrival(Job("late", submitted=100), 10), Arrival(Job("early", queue_priority=1), 10)]
     assert ends(simulate(arrivals, declare("1x1"), make_policy("fifo"))) == {"early": 10, "late": 110}
 
 

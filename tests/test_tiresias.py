@@ -218,9 +218,9 @@ def test_a_launch_that_takes_time_is_no_service() -> None:
 
 def test_an_urgent_line_comes_before_any_queue() -> None:
     engine = Engine(declare("1x1"), make_policy("tiresias", {"limits": [10]}), can_preempt=True)
-    engine.submit(Job(id="urgent", line=0))
+    engine.submit(Job(id="urgent", queue_priority=0))
     engine.tick(0)
-    engine.submit(Job(id="fresh", line=1, submitted=50))
+    engine.submit(Job(id="fresh", queue_priority=1, submitted=50))
     assert engine.tick(50) == []
 
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 RETRY_DEVICES_S = 60.0
 
 
-class Settings:
+class BlockFollower:
     def __init__(
         self,
         client: PrefectClient,

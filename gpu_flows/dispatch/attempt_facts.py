@@ -12,7 +12,7 @@ from pathlib import Path
 
 from gpu_flows.analytics.facts import Allocated, AttemptEnded, AttemptStarted, Departed, Fact, SavedWork
 from gpu_flows.checkpoints import contract
-from gpu_flows.dispatch.preemption import Kind, Leave
+from gpu_flows.dispatch.preemption import Kind, Preemption
 from gpu_flows.runtimes.base import Attempt, End, Launch
 from gpu_flows.schedulers.model import Progress, Running
 
@@ -38,7 +38,7 @@ def start_facts(attempt: Attempt) -> list[Fact]:
 
 
 def end_facts(
-    attempt: Attempt, end: End, ended: float, outcome: str, detail: str, leave: Leave | None
+    attempt: Attempt, end: End, ended: float, outcome: str, detail: str, leave: Preemption | None
 ) -> list[Fact]:
     """`leave` is what it was asked to leave for, if it was, however it ended then."""
     job_id, number = attempt.launch.job.id, attempt.launch.attempt

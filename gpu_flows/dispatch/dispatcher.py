@@ -2,7 +2,7 @@
 
 It carries each start from claim to end in a task of its own, and lets the engine plan again the
 moment anything changes: a job ended, a device came back, the policy was swapped. Jobs that a plan
-stops are asked to save and to leave, and wait again. It knows nothing of Prefect; the `Desk` is
+stops are asked to save and to leave, and wait again. It knows nothing of Prefect; the `Gateway` is
 where it claims jobs and reports what became of them.
 """
 
@@ -18,9 +18,9 @@ from typing import Any
 
 from gpu_flows.analytics.facts import Decided, JobEnded, Swapped
 from gpu_flows.dispatch.attempt_facts import end_facts, progress_of, saved_work, start_facts
-from gpu_flows.dispatch.execution import Ride, awaited, room_for
-from gpu_flows.dispatch.gateway import BACK, Desk, Unreachable
-from gpu_flows.dispatch.job_store import Belongings
+from gpu_flows.dispatch.execution import Execution, awaited, room_for
+from gpu_flows.dispatch.gateway import REQUEUED, Gateway, Unreachable
+from gpu_flows.dispatch.job_store import JobStore
 from gpu_flows.dispatch.preemption import leave
 from gpu_flows.runtimes.base import (
     End,
@@ -48,23 +48,23 @@ class Dispatcher:
         pool: str,
         engine: Engine,
         runtime: Runtime,
-        desk: Desk,
-        belongings: Belongings,
+        gateway: Gateway,
+        job_store: JobStore,
         record: Callable[..., None],
         log: logging.Logger,
         clock: Callable[[], float] = time.time,
-        on_put_down: Callable[[Job], None] = lambda job: None,
+        on_finished: Callable[[Job], None] = lambda job: None,
         flush: Callable[[], object] = lambda: None,
     ) -> None:
-        self.pool, self.engine, self.runtime, self.desk = pool, engine, runtime, desk
+        self.pool, self.engine, self.runtime, self.gateway = pool, engine, runtime, gateway
         self.active = False  # whether this worker may act for the pool
         self._closing = False
-        self._belongings = belongings
+        self._job_store = job_store
         self._record: Callable[..., None] = record
         self._flush = flush  # returns when what was recorded is on disk
-        self._log, self._clock, self._on_put_down = log, clock, on_put_down
-        self._rides: dict[str, Ride] = {}  # job id -> its latest
-        self._leaving: set[Ride] = set()  # who sits on devices that were promised to others
+        self._log, self._clock, self._on_put_down = log, clock, on_finished
+        self._executions: dict[str, Execution] = {}  # job id -> its latest
+        self._leaving: set[Execution] = set()  # who sits on devices that were promised to others
         self._stops: set[asyncio.Task[None]] = set()
         self._planning: asyncio.Handle | None = None
         self._alarm: asyncio.TimerHandle | None = None  # when the policy asked to be called at the latest
@@ -73,12 +73,12 @@ class Dispatcher:
     # -- what comes in ------------------------------------------------------------------------
 
     def submit(self, job: Job) -> None:
-        if job.id not in self._rides:
-            self.engine.submit(job, self._belongings.progress(job.id))
+        if job.id not in self._executions:
+            self.engine.submit(job, self._job_store.progress(job.id))
             self.wake()
 
     def withdraw(self, job_id: str) -> None:
-        """A waiting job is gone; one that is being carried is not touched."""
+        """A waiting job is gone; one that is being executed is not touched."""
         self.engine.withdraw(job_id)
         self.wake()
 
@@ -86,10 +86,10 @@ class Dispatcher:
         """Stop the job, whatever stage it is in. Whether it was here at all."""
         waiting = self.engine.waits(job_id)
         self.withdraw(job_id)
-        ride = self._rides.get(job_id)
-        while ride:
-            self._ask_to_stop(ride, "cancel")
-            ride, waiting = ride.former, True
+        execution = self._executions.get(job_id)
+        while execution:
+            self._ask_to_stop(execution, "cancel")
+            execution, waiting = execution.previous, True
         return waiting
 
     def swap(self, policy: Policy, options: dict[str, Any], before: str) -> None:
@@ -104,63 +104,69 @@ class Dispatcher:
         """Take over what a worker before us launched, alive or not. One that it had asked to leave is
         asked still, and put back in line when it has left."""
         launch, attempt = found.launch, found.attempt
-        job, before = launch.job, self._belongings.progress(launch.job.id)
-        ride = Ride(job, launch.devices, holds=False, boarded=True, attempt=attempt)
-        ride.leave = self._belongings.leave_of(job.id, launch.attempt)
+        job, before = launch.job, self._job_store.progress(launch.job.id)
+        execution = Execution(job, launch.devices, holds=False, begun=True, attempt=attempt)
+        execution.leave = self._job_store.preemption_of(job.id, launch.attempt)
         if attempt is not None:  # its worker may have died before it noted the start
             self._record(*start_facts(attempt))
         if attempt is not None and found.alive:
-            ride.holds = self.engine.adopt(job, launch.devices, attempt.started, launch.attempt, before)
-            if not ride.holds:
+            execution.holds = self.engine.adopt(job, launch.devices, attempt.started, launch.attempt, before)
+            if not execution.holds:
                 self._log.warning("Run %s runs on devices that the cluster no longer offers.", job.name)
-        if ride.leave:
-            self._ask_to_stop(ride, "reschedule")
+        if execution.leave:
+            self._ask_to_stop(execution, "reschedule")
         report = attempt is not None and found.alive
         self._carry(
-            ride, self._report_and_see_through(ride, launch) if report else self._see_through(ride, launch)
+            execution,
+            self._report_and_see_through(execution, launch)
+            if report
+            else self._see_through(execution, launch),
         )
 
     # -- what is asked ------------------------------------------------------------------------
 
-    def carries(self, job_id: str) -> bool:
+    def has_execution(self, job_id: str) -> bool:
         """Whether the job is anywhere between plan and reported end."""
-        return job_id in self._rides
+        return job_id in self._executions
 
-    def carried(self) -> set[str]:
-        return set(self._rides)
+    def executing(self) -> set[str]:
+        return set(self._executions)
 
     def waits(self, job_id: str) -> bool:
         """Whether the job waits in line, or for others to leave its devices."""
-        ride = self._rides.get(job_id)
-        return bool(awaited(ride, self._leaving)) if ride else self.engine.waits(job_id)
+        execution = self._executions.get(job_id)
+        return bool(awaited(execution, self._leaving)) if execution else self.engine.waits(job_id)
 
     def reasons(self, limit: int | None = None) -> Iterator[tuple[Job, Reason]]:
         """Why each job waits: first those for whom room is being made, then the line."""
-        for ride in list(self._rides.values()):
-            reason = awaited(ride, self._leaving)
+        for execution in list(self._executions.values()):
+            reason = awaited(execution, self._leaving)
             if reason:
-                yield ride.job, reason
+                yield execution.job, reason
         yield from self.engine.reasons(limit)
 
     def progress(self, job_id: str) -> Progress:
         """What the job has behind it, from the attempts before the present one."""
-        return self._belongings.progress(job_id)
+        return self._job_store.progress(job_id)
 
     def occupants(self) -> Iterator[tuple[Running, str]]:
         """Who is on devices, or about to be; and, of those who are leaving, what for."""
         for job_id, running in self.engine.running.items():
-            ride = self._rides.get(job_id)
-            if not (ride and awaited(ride, self._leaving)):
-                yield running, ride.leave.why if ride and ride.leave else ""
-        for ride in self._leaving:
-            if ride.attempt and ride.leave:
-                launch, since = ride.attempt.launch, ride.attempt.started
-                yield Running(ride.job, ride.devices, since, launch.attempt, launch.policy), ride.leave.why
+            execution = self._executions.get(job_id)
+            if not (execution and awaited(execution, self._leaving)):
+                yield running, execution.leave.why if execution and execution.leave else ""
+        for execution in self._leaving:
+            if execution.attempt and execution.leave:
+                launch, since = execution.attempt.launch, execution.attempt.started
+                yield (
+                    Running(execution.job, execution.devices, since, launch.attempt, launch.policy),
+                    execution.leave.why,
+                )
 
     def job_running_as(self, identifier: str) -> str | None:
-        for ride in (*self._rides.values(), *self._leaving):
-            if ride.attempt and ride.attempt.identifier == identifier:
-                return ride.job.id
+        for execution in (*self._executions.values(), *self._leaving):
+            if execution.attempt and execution.attempt.identifier == identifier:
+                return execution.job.id
         return None
 
     # -- planning -----------------------------------------------------------------------------
@@ -199,203 +205,209 @@ class Dispatcher:
         policy = self.engine.serving.name
         for action in actions:
             if isinstance(action, Refuse):
-                self._carry(Ride(action.job, holds=False, boarded=True), self._refuse(action))
+                self._carry(Execution(action.job, holds=False, begun=True), self._refuse(action))
             elif isinstance(action, Preempt):
                 self._preempt(action, starts, policy, planned)
             else:
-                ride = Ride(action.job, action.devices, former=self._rides.get(action.job.id))
-                self._carry(ride, self._start(ride, policy, planned))
+                execution = Execution(
+                    action.job, action.devices, previous=self._executions.get(action.job.id)
+                )
+                self._carry(execution, self._start(execution, policy, planned))
 
     def _preempt(self, stop: Preempt, starts: list[Start], policy: str, planned: float) -> None:
         """Ask the job to leave. Its devices are others' already, who wait until it is gone; and until
         it has been put back it is not in the line, lest it be started twice."""
         job = stop.running.job
-        ride = self._rides.get(job.id)
-        if ride is None:
+        execution = self._executions.get(job.id)
+        if execution is None:
             return  # nothing of it is here: it is in line, and that is all
-        ride.holds = False
-        self._leaving.add(ride)
+        execution.holds = False
+        self._leaving.add(execution)
         self.engine.withdraw(job.id)  # if the plan does not start it again
-        if ride.intent is None:
-            ride.leave = leave(stop.running, starts, policy, planned)
-            self._log.info("Run %s is asked to leave. %s", job.name, ride.leave.why)
-        self._ask_to_stop(ride, "reschedule")
+        if execution.intent is None:
+            execution.leave = leave(stop.running, starts, policy, planned)
+            self._log.info("Run %s is asked to leave. %s", job.name, execution.leave.why)
+        self._ask_to_stop(execution, "reschedule")
 
     # -- one job, from plan to end ------------------------------------------------------------
 
-    async def _start(self, ride: Ride, policy: str, planned: float) -> None:
-        job = ride.job
-        begins = await room_for(ride, self._leaving)
-        ride.boarded = True
+    async def _start(self, execution: Execution, policy: str, planned: float) -> None:
+        job = execution.job
+        begins = await room_for(execution, self._leaving)
+        execution.begun = True
         if not begins or not self.active:
-            return await self._give_up(ride)
-        ride.former = None
+            return await self._give_up(execution)
+        execution.previous = None
         try:
-            launch = await self.desk.claim(Start(job, ride.devices), policy, planned)
+            launch = await self.gateway.claim(Start(job, execution.devices), policy, planned)
         except Unreachable as error:
             self._log.warning("Cannot claim run %s now: %s", job.name, error)
             self._paused_until = self._clock() + PAUSE_WHEN_UNREACHABLE_S
-            return await self._give_up(ride)
+            return await self._give_up(execution)
         except LaunchError as error:
-            return await self._not_launched(ride, error)
+            return await self._not_launched(execution, error)
         if launch is None:
-            return self._let_go(ride)
+            return self._let_go(execution)
         try:
-            if ride.stirred.done():
+            if execution.interrupted.done():
                 raise NotWanted("it was asked to stop while it was being claimed")
-            ride.attempt = await self.runtime.launch(
-                launch, lambda: not (ride.stirred.done() or self._closing)
+            execution.attempt = await self.runtime.launch(
+                launch, lambda: not (execution.interrupted.done() or self._closing)
             )
         except NotWanted:  # before anything of it ran
-            self._let_go(ride)
-            return await self._close(ride, launch, End())
+            self._let_go(execution)
+            return await self._close(execution, launch, End())
         except NodeAway as error:
             self._log.warning("Run %s waits again: %s", job.name, error)
             self._paused_until = self._clock() + PAUSE_WHEN_UNREACHABLE_S
-            await self.desk.never_launched(job, str(error))
-            return await self._give_up(ride)
+            await self.gateway.never_launched(job, str(error))
+            return await self._give_up(execution)
         except Exception as error:  # whatever it is, the run must not stay claimed for ever
-            return await self._not_launched(ride, error)
-        if ride.holds:
-            self.engine.started(job.id, ride.attempt.started, launch.attempt)
-        self._record(*start_facts(ride.attempt))
-        self._stop_if_asked(ride)  # while it was being launched
-        await self._report_and_see_through(ride, launch)
+            return await self._not_launched(execution, error)
+        if execution.holds:
+            self.engine.started(job.id, execution.attempt.started, launch.attempt)
+        self._record(*start_facts(execution.attempt))
+        self._stop_if_asked(execution)  # while it was being launched
+        await self._report_and_see_through(execution, launch)
 
-    async def _give_up(self, ride: Ride) -> None:
+    async def _give_up(self, execution: Execution) -> None:
         """The job was not even claimed. It waits on, unless it was cancelled, or ended instead of moving.
         One that waits on lets go of its devices and is in line in the same moment, lest others pass it."""
-        former = ride.former
-        if former and former.task:
-            self._let_go(ride)
-            await asyncio.wait([former.task])
-        if former and former.over:
+        previous = execution.previous
+        if previous and previous.task:
+            self._let_go(execution)
+            await asyncio.wait([previous.task])
+        if previous and previous.over:
             return
-        if ride.intent == "cancel":
-            self._let_go(ride)
-            await self.desk.cancelled(ride.job)
-            self.note_end(ride.job.id, "cancelled", "cancelled while it waited")
+        if execution.intent == "cancel":
+            self._let_go(execution)
+            await self.gateway.cancelled(execution.job)
+            self.note_end(execution.job.id, "cancelled", "cancelled while it waited")
         else:
-            ride.returns = self._belongings.progress(ride.job.id)
+            execution.returns = self._job_store.progress(execution.job.id)
 
-    async def _not_launched(self, ride: Ride, error: Exception) -> None:
-        self._let_go(ride)
+    async def _not_launched(self, execution: Execution, error: Exception) -> None:
+        self._let_go(execution)
         unforeseen = None if isinstance(error, LaunchError) else error
-        self._log.error("Run %s cannot be launched: %s", ride.job.name, error, exc_info=unforeseen)
+        self._log.error("Run %s cannot be launched: %s", execution.job.name, error, exc_info=unforeseen)
         if isinstance(error, Refused):
-            await self._refuse(Refuse(ride.job, Reason("not_allowed", f"{error}.")))
+            await self._refuse(Refuse(execution.job, Reason("not_allowed", f"{error}.")))
             return
-        await self.desk.failed_to_launch(ride.job, str(error))
-        self.note_end(ride.job.id, "crashed", str(error))
+        await self.gateway.failed_to_launch(execution.job, str(error))
+        self.note_end(execution.job.id, "crashed", str(error))
 
-    async def _report_and_see_through(self, ride: Ride, launch: Launch) -> None:
+    async def _report_and_see_through(self, execution: Execution, launch: Launch) -> None:
         """The launch is reported while it already runs; its end only after that, whoever is quicker."""
-        reporting = asyncio.ensure_future(self._report(ride))
+        reporting = asyncio.ensure_future(self._report(execution))
         try:
-            await self._see_through(ride, launch, reporting)
+            await self._see_through(execution, launch, reporting)
         finally:
             reporting.cancel()
 
-    async def _report(self, ride: Ride) -> None:
-        if ride.attempt and not await self.desk.launched(ride.attempt):
-            self._log.info("Run %s was cancelled just as it was launched.", ride.job.name)
-            self.cancel(ride.job.id)
+    async def _report(self, execution: Execution) -> None:
+        if execution.attempt and not await self.gateway.launched(execution.attempt):
+            self._log.info("Run %s was cancelled just as it was launched.", execution.job.name)
+            self.cancel(execution.job.id)
 
-    async def _see_through(self, ride: Ride, launch: Launch, reported: Awaitable[None] | None = None) -> None:
+    async def _see_through(
+        self, execution: Execution, launch: Launch, reported: Awaitable[None] | None = None
+    ) -> None:
         """Wait for the attempt to end, free its devices, and only then do the paperwork."""
-        if ride.attempt is None:
-            await self.desk.never_launched(launch.job, "the worker was restarted before it launched it")
+        if execution.attempt is None:
+            await self.gateway.never_launched(launch.job, "the worker was restarted before it launched it")
             self.runtime.forget(launch)
             return
-        end = await self.runtime.wait(ride.attempt)
+        end = await self.runtime.wait(execution.attempt)
         if end.ended is None:
             end = replace(end, ended=self._clock())
-        self._let_go(ride)
+        self._let_go(execution)
         await asyncio.sleep(CLAIMS_FIRST_S)
         if reported is not None:
             await reported
         # Another worker may lead meanwhile and have adopted the container: the end is its to report.
         while launch.container and not self.active:
             await asyncio.sleep(1.0)
-        await self._close(ride, launch, end)
+        await self._close(execution, launch, end)
 
-    def _let_go(self, ride: Ride) -> None:
-        """Nothing of the ride is on its devices any more."""
-        if ride.holds:
-            self.engine.ended(ride.job.id)
-            ride.holds = False
-        ride.set_gone()
-        self._leaving.discard(ride)
+    def _let_go(self, execution: Execution) -> None:
+        """Nothing of the execution is on its devices any more."""
+        if execution.holds:
+            self.engine.ended(execution.job.id)
+            execution.holds = False
+        execution.set_gone()
+        self._leaving.discard(execution)
         self.wake()
 
-    async def _close(self, ride: Ride, launch: Launch, end: End) -> None:
+    async def _close(self, execution: Execution, launch: Launch, end: End) -> None:
         """Report the end, and write down what it came to; in this order, for whoever has to do it again."""
-        job_id, asked, ended = launch.job.id, ride.leave, end.ended or self._clock()
-        outcome, detail = await self.desk.ended(launch, end, ride.intent, asked.why if asked else "")
-        back, progress = outcome == BACK, self._belongings.progress(job_id)
-        ride.over = not back
-        if ride.attempt:
+        job_id, asked, ended = launch.job.id, execution.leave, end.ended or self._clock()
+        outcome, detail = await self.gateway.ended(launch, end, execution.intent, asked.why if asked else "")
+        back, progress = outcome == REQUEUED, self._job_store.progress(job_id)
+        execution.over = not back
+        if execution.attempt:
             goes_on = back or outcome == "crashed"
-            saved = await asyncio.to_thread(saved_work, ride.attempt, ended, end.exit_code, goes_on)
+            saved = await asyncio.to_thread(saved_work, execution.attempt, ended, end.exit_code, goes_on)
             called = asked.kind if asked and back else outcome
-            self._record(*end_facts(ride.attempt, end, ended, called, detail, asked))
+            self._record(*end_facts(execution.attempt, end, ended, called, detail, asked))
             if asked or saved.tells:
                 self._record(saved)
             if asked and back:
-                progress = progress_of(ride.attempt, progress, saved, ended, asked.kind)
+                progress = progress_of(execution.attempt, progress, saved, ended, asked.kind)
         if outcome in FINAL:
             self.note_end(job_id, outcome, detail, ended)
         elif outcome == "lost":  # its run was deleted
             self.note_end(job_id, "cancelled", detail, ended)
         await asyncio.to_thread(self._flush)  # once forgotten, nobody would record it again
         if back:
-            self._belongings.keep_progress(job_id, progress)
+            self._job_store.keep_progress(job_id, progress)
             self.engine.left(job_id, progress)  # if it moves
-            ride.returns = progress
+            execution.returns = progress
         self.runtime.forget(launch)
 
     def note_end(self, job_id: str, outcome: str, detail: str, ended: float | None = None) -> None:
         """The job will not run any more."""
         self._record(JobEnded(job_id, self._clock() if ended is None else ended, outcome, detail))
-        self._belongings.ended(job_id)
+        self._job_store.ended(job_id)
 
-    def _ask_to_stop(self, ride: Ride, intent: Intent) -> None:
-        if ride.ask(intent):
-            self._stop_if_asked(ride)
+    def _ask_to_stop(self, execution: Execution, intent: Intent) -> None:
+        if execution.ask(intent):
+            self._stop_if_asked(execution)
 
-    def _stop_if_asked(self, ride: Ride) -> None:
+    def _stop_if_asked(self, execution: Execution) -> None:
         """Pass it on to the process, if there is one. What for is written down first."""
-        if ride.attempt is None or ride.intent is None:
+        if execution.attempt is None or execution.intent is None:
             return
-        if ride.leave:
-            self._belongings.keep_leave(ride.job.id, ride.attempt.launch.attempt, ride.leave)
-        task = asyncio.ensure_future(self.runtime.stop(ride.attempt, ride.intent))
+        if execution.leave:
+            self._job_store.save_preemption(
+                execution.job.id, execution.attempt.launch.attempt, execution.leave
+            )
+        task = asyncio.ensure_future(self.runtime.stop(execution.attempt, execution.intent))
         self._stops.add(task)
         task.add_done_callback(self._stops.discard)
 
     async def _refuse(self, refusal: Refuse) -> None:
-        await self.desk.refuse(refusal.job, refusal.reason)
+        await self.gateway.refuse(refusal.job, refusal.reason)
         self.note_end(refusal.job.id, "refused", str(refusal.reason))
 
-    def _carry(self, ride: Ride, work: Coroutine[Any, Any, None]) -> None:
-        ride.task = asyncio.ensure_future(work)
-        self._rides[ride.job.id] = ride
-        ride.task.add_done_callback(lambda done: self._put_down(ride, done))
+    def _carry(self, execution: Execution, work: Coroutine[Any, Any, None]) -> None:
+        execution.task = asyncio.ensure_future(work)
+        self._executions[execution.job.id] = execution
+        execution.task.add_done_callback(lambda done: self._on_finished(execution, done))
 
-    def _put_down(self, ride: Ride, task: asyncio.Task[None]) -> None:
-        """The ride is over. Unless the job has another one, it waits again or is not ours any more."""
+    def _on_finished(self, execution: Execution, task: asyncio.Task[None]) -> None:
+        """The execution is over. Unless the job has another one, it waits again or is not ours any more."""
         if self._closing:
             return
-        job = ride.job
+        job = execution.job
         error = asyncio.CancelledError() if task.cancelled() else task.exception()
         if error:
             self._log.error("Run %s was lost sight of", job.name, exc_info=error)
-            ride.over = True
-        self._let_go(ride)
-        if self._rides.get(job.id) is ride:
-            del self._rides[job.id]
-            if ride.returns is not None:
-                self.engine.submit(job, ride.returns)
+            execution.over = True
+        self._let_go(execution)
+        if self._executions.get(job.id) is execution:
+            del self._executions[job.id]
+            if execution.returns is not None:
+                self.engine.submit(job, execution.returns)
             self._on_put_down(job)
             self.wake()
 
@@ -405,7 +417,9 @@ class Dispatcher:
         for handle in (self._planning, self._alarm):
             if handle:
                 handle.cancel()
-        tasks = [ride.task for ride in {*self._rides.values(), *self._leaving} if ride.task]
+        tasks = [
+            execution.task for execution in {*self._executions.values(), *self._leaving} if execution.task
+        ]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

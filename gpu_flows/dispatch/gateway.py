@@ -1,6 +1,6 @@
 """The counter at which the dispatcher gets jobs and hands in what became of them.
 
-Behind it may be anybody: Prefect in a pool (`PrefectDesk`), a script in a test.
+Behind it may be anybody: Prefect in a pool (`PrefectGateway`), a script in a test.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from typing import Protocol
 from gpu_flows.runtimes.base import Attempt, End, Intent, Launch
 from gpu_flows.schedulers.model import Job, Reason, Start
 
-BACK = "preempted"  # the outcome of a job that was put back in line
+REQUEUED = "preempted"  # the outcome of a job that was put back in line
 
 
 class Unreachable(Exception):
-    """The desk cannot be asked now. Nothing was decided; try again."""
+    """The gateway cannot be asked now. Nothing was decided; try again."""
 
 
-class Desk(Protocol):
+class Gateway(Protocol):
     """Where jobs come from and are reported to."""
 
     async def claim(self, start: Start, policy: str, planned: float) -> Launch | None:

@@ -1,7 +1,7 @@
 """What a pool keeps of a job between its attempts: its checkpoints, and how far it had come.
 
     checkpoints/JOB         the job's own directory, the same for all its attempts
-    belongings/JOB.json     what it has behind it, whether it was asked to leave, when it ended for good
+    job_store/JOB.json     what it has behind it, whether it was asked to leave, when it ended for good
 
 Written at once and whole, so that a worker which is killed finds out what the one before it was
 about to do. A week after a job ended for good, whatever it left in the pool's folder is removed, and
@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from gpu_flows.dispatch.preemption import Leave
+from gpu_flows.dispatch.preemption import Preemption
 from gpu_flows.schedulers.model import NO_PROGRESS, Progress
 
 KEEP_S = 7 * 24 * 3600.0
@@ -35,16 +35,16 @@ class Note:
 
     progress: Progress = NO_PROGRESS
     leaving: int = 0  # the attempt that was asked to leave; 0: none
-    leave: Leave | None = None
+    leave: Preemption | None = None
     ended: float | None = None
 
 
 NOTHING = Note()
 
 
-class Belongings:
+class JobStore:
     def __init__(self, folder: Path, clock: Callable[[], float] = time.time) -> None:
-        self._checkpoints, self._folder, self._clock = folder / "checkpoints", folder / "belongings", clock
+        self._checkpoints, self._folder, self._clock = folder / "checkpoints", folder / "job_store", clock
         for path in (self._checkpoints, self._folder):
             path.mkdir(parents=True, exist_ok=True)
             path.chmod(0o700)
@@ -78,12 +78,12 @@ class Belongings:
         """The job has left, with this much behind it."""
         self._write(job_id, Note(progress))
 
-    def leave_of(self, job_id: str, attempt: int) -> Leave | None:
+    def preemption_of(self, job_id: str, attempt: int) -> Preemption | None:
         """Why this attempt was asked to leave, if it was."""
         note = self._notes.get(job_id, NOTHING)
         return note.leave if note.leaving == attempt else None
 
-    def keep_leave(self, job_id: str, attempt: int, leave: Leave) -> None:
+    def save_preemption(self, job_id: str, attempt: int, leave: Preemption) -> None:
         """The attempt is about to be asked to leave."""
         self._write(job_id, replace(self._notes.get(job_id, NOTHING), leaving=attempt, leave=leave))
 
@@ -126,7 +126,9 @@ class Belongings:
 def _read(path: Path) -> Note | None:
     try:
         told: dict[str, Any] = json.loads(path.read_text())
-        leave = told["leave"] and Leave(**{**told["leave"], "room_for": tuple(told["leave"]["room_for"])})
+        leave = told["leave"] and Preemption(
+            **{**told["leave"], "room_for": tuple(told["leave"]["room_for"])}
+        )
         return Note(Progress(**told["progress"]), told["leaving"], leave, told["ended"])
     except (OSError, ValueError, KeyError, TypeError):
         return None

@@ -17,7 +17,7 @@ Kind = Literal["preempted", "moved", "resized"]
 
 
 @dataclass(frozen=True, slots=True)
-class Leave:
+class Preemption:
     """Why an attempt was asked to leave."""
 
     asked: float
@@ -27,7 +27,7 @@ class Leave:
     why: str = ""  # in words, for the run's owner
 
 
-def leave(running: Running, starts: Sequence[Start], policy: str, now: float) -> Leave:
+def leave(running: Running, starts: Sequence[Start], policy: str, now: float) -> Preemption:
     """What a plan with these starts means for a job that it stops."""
     held = {device.id for device in running.devices}
     again = next((each for each in starts if each.job.id == running.job.id), None)
@@ -47,4 +47,4 @@ def leave(running: Running, starts: Sequence[Start], policy: str, now: float) ->
         what = "Moves" if before == after else "Changes"
         why = f"{what}{size} for {by}." if others else f"{what}{size}, by {by}."
         why += f" Goes on from its checkpoint on {where}."
-    return Leave(now, kind, policy, tuple(job.id for job in others), why)
+    return Preemption(now, kind, policy, tuple(job.id for job in others), why)

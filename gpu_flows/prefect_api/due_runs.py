@@ -66,7 +66,7 @@ class Intake:
         self._deployments: dict[UUID, DeploymentResponse] = {}
         self._deployments_at = 0.0
         self._flows: dict[UUID, Flow] = {}
-        self._lines: dict[str, WorkQueue] = {}
+        self._work_queues: dict[str, WorkQueue] = {}
         self._in_pool = WorkPoolFilter(name=WorkPoolFilterName(any_=[pool.name]))
         self.container_rules = (ContainerRules(), True)  # and whether the hosts' files are the worker's
 
@@ -76,7 +76,7 @@ class Intake:
         """Every due run of the pool. Of the others, those in `keep` stay known."""
         self.pool = pool
         queues = await self._client.read_work_queues(work_pool_name=self._pool)
-        self._lines = {queue.name: queue for queue in queues}
+        self._work_queues = {queue.name: queue for queue in queues}
         await self._show_presence()
         due = await self._page(state=_scheduled(), next_scheduled_start_time=_before(now()))
         kept = {job_id: run for job_id, run in self.runs.items() if job_id in keep}
@@ -151,7 +151,7 @@ class Intake:
 
     def _takes(self, run: FlowRun) -> bool:
         """The conditions that Prefect's own poll applies to a run."""
-        queue = self._lines.get(run.work_queue_name or "")
+        queue = self._work_queues.get(run.work_queue_name or "")
         return (
             not self.pool.is_paused
             and not (queue and queue.is_paused)
@@ -164,7 +164,7 @@ class Intake:
         for beside the active ones."""
         queue_of = {job_id: run.work_queue_name or "" for job_id, run in self.runs.items()}
         used = Counter(queue_of.get(job_id, "") for job_id in active)
-        limits = {name: queue.concurrency_limit for name, queue in self._lines.items()}
+        limits = {name: queue.concurrency_limit for name, queue in self._work_queues.items()}
         room = self.pool.concurrency_limit
         room = None if room is None else room - used.total()
         allowed = []
@@ -182,7 +182,7 @@ class Intake:
         return allowed
 
     def _job(self, run: FlowRun) -> Job:
-        queue = self._lines.get(run.work_queue_name or "")
+        queue = self._work_queues.get(run.work_queue_name or "")
         offered = self.pool.base_job_template.get("variables", {}).get("properties", {})
         check_names(_overrides(self._deployment_of(run), run), offered)
         variables = self.variables(run)
@@ -193,7 +193,7 @@ class Intake:
             due=_due(run),
             name=self._form_name(run) or run.name,
             user=_user(run),
-            line=(queue.priority if queue else None) or 0,
+            queue_priority=(queue.priority if queue else None) or 0,
         )
 
     def variables(self, run: FlowRun) -> dict[str, Any]:

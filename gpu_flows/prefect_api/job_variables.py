@@ -261,7 +261,7 @@ def job_of(
     due: datetime,
     name: str = "",
     user: str = "",
-    line: int = 0,
+    queue_priority: int = 0,
 ) -> Job:
     """The job that a run with these merged job variables asks for."""
     try:
@@ -281,7 +281,7 @@ def job_of(
         memory_mb=round(ask.gpu_memory_gb * 1024),
         name=name,
         user=user,
-        line=line,
+        queue_priority=queue_priority,
         priority=ask.priority + PRIORITY_CLASSES[ask.priority_class],
         deadline=submitted + ask.deadline_seconds if ask.deadline_seconds else None,
         expected_s=ask.expected_seconds or None,

@@ -27,7 +27,7 @@ from gpu_flows.schedulers.model import Job, Reason, Start
 ENGINE = (sys.executable, "-m", "gpu_flows.runtimes.entry")
 
 
-class PrefectDesk:
+class PrefectGateway:
     def __init__(
         self,
         pool: str,

@@ -24,7 +24,7 @@ from prefect.client.schemas.responses import SetStateStatus
 from prefect.exceptions import ObjectNotFound
 from prefect.states import Cancelled, Completed, Crashed, Failed, Pending, Running, Scheduled
 
-from gpu_flows.dispatch.gateway import BACK, Unreachable
+from gpu_flows.dispatch.gateway import REQUEUED, Unreachable
 from gpu_flows.runtimes.base import End, Intent
 from gpu_flows.schedulers.model import Reason
 
@@ -171,7 +171,7 @@ class RunStates:
         # One that is lost may still run where nobody can see it, and must not be started again.
         if intent == "reschedule" and kind in _STOPPED and not (completed or end.lost):
             if await self._put_back(run, why):
-                return BACK, why
+                return REQUEUED, why
             return await self._finish(run_id, end, None, speaks, why)  # it was just cancelled
         if kind == StateType.SCHEDULED:
             return "rescheduled", _first_line(state.message if state else "")

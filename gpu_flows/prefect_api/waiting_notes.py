@@ -33,7 +33,7 @@ class Note:
     at: float
 
 
-class Labels:
+class WaitingNotes:
     def __init__(self, dispatcher: Dispatcher, states: RunStates) -> None:
         self._dispatcher, self._states = dispatcher, states
         self._notes: dict[str, Note] = {}

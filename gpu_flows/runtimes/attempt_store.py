@@ -1,4 +1,4 @@
-"""The book of attempts: a folder each, made before anything starts and named after the attempt.
+"""The attempt_store of attempts: a folder each, made before anything starts and named after the attempt.
 
     attempts/ID/attempt.json   what was to be launched, on which devices; no secrets
     ended/ID/                  the same, once the attempt's end has been noted everywhere
@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 _KEEP_ENDED_S = 7 * 24 * 3600.0
 
 
-class Book:
+class AttemptStore:
     def __init__(self, folder: Path) -> None:
         self.attempts = folder / "attempts"
         self.ended = folder / "ended"

@@ -1,6 +1,6 @@
 """Jobs as processes of this machine: the embedded default.
 
-In its folder of the book of attempts each attempt has
+In its folder of the store of attempts each attempt has
 
     pid            written by the process itself before it becomes the job: its pid and its birth
     fence          laid by a worker that found no pid: a process that comes too late stops at it
@@ -25,7 +25,7 @@ from pathlib import Path
 
 import psutil
 
-from gpu_flows.runtimes.attempt_store import Book
+from gpu_flows.runtimes.attempt_store import AttemptStore
 from gpu_flows.runtimes.base import Attempt, End, Found, Intent, Launch, LaunchError, device_environment
 
 # The shell notes who it is, gives way if a fence was laid, and then becomes the job. Whatever
@@ -38,8 +38,8 @@ exit 75
 
 
 class ProcessRuntime:
-    def __init__(self, book: Book) -> None:
-        self._book = book
+    def __init__(self, attempt_store: AttemptStore) -> None:
+        self._attempt_store = attempt_store
         self._children: dict[str, subprocess.Popen[bytes]] = {}
         self._alive_once: dict[str, tuple[int, str]] = {}  # attempt -> pid and birth, seen alive by us
         self._jobs: dict[str, str] = {}  # attempt -> job id
@@ -51,16 +51,16 @@ class ProcessRuntime:
         if launch.directory and not Path(launch.directory).is_dir():
             raise LaunchError(f"The working directory {launch.directory} does not exist on this machine.")
         try:
-            folder = self._book.enter(launch)
+            folder = self._attempt_store.enter(launch)
         except FileExistsError:
-            found = self._look_at(self._book.folder(launch), launch)
+            found = self._look_at(self._attempt_store.folder(launch), launch)
             if found.attempt and found.alive:
                 return found.attempt
             raise LaunchError(f"Attempt {launch.id} was launched before and has ended.") from None
         try:
             child = self._spawn(launch, folder)
         except (OSError, ValueError) as error:
-            self._book.strike(launch)
+            self._attempt_store.strike(launch)
             raise LaunchError(f"The process could not be started: {error}.") from error
         self._children[launch.id] = child
         return self._note_alive(launch, child.pid, _birth(child.pid), time.time())
@@ -103,7 +103,7 @@ class ProcessRuntime:
         pid, birth = self._alive_once.get(launch.id, (0, ""))
         if not pid or not self._alive(launch.id, pid, birth):
             return
-        asked_ago = self._book.note_stop(launch, intent)
+        asked_ago = self._attempt_store.note_stop(launch, intent)
         if asked_ago is None:
             with contextlib.suppress(OSError):
                 if launch.hears_intents:
@@ -119,7 +119,7 @@ class ProcessRuntime:
     # -- afterwards ---------------------------------------------------------------------------
 
     async def find(self) -> list[Found]:
-        ours = (each for each in self._book.open_attempts() if each[1].container is None)
+        ours = (each for each in self._attempt_store.open_attempts() if each[1].container is None)
         return [self._look_at(folder, launch) for folder, launch in ours]
 
     def _look_at(self, folder: Path, launch: Launch) -> Found:
@@ -138,7 +138,7 @@ class ProcessRuntime:
         self._children.pop(launch.id, None)
         self._alive_once.pop(launch.id, None)
         self._jobs.pop(launch.id, None)
-        self._book.close(launch)
+        self._attempt_store.close(launch)
 
     # -- looking ------------------------------------------------------------------------------
 

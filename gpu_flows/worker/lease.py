@@ -34,7 +34,7 @@ RENEW_S = 15.0
 ORPHANED_AFTER = timedelta(seconds=2 * LEASE_S)
 
 
-class Leadership:
+class PoolLease:
     def __init__(
         self, client: PrefectClient, pool: str, worker: str, folder: Path, log: logging.Logger
     ) -> None:

@@ -25,17 +25,17 @@ from prefect.exceptions import PrefectException
 from gpu_flows.analytics.facts import DeviceEvent
 from gpu_flows.analytics.recorder import Recorder
 from gpu_flows.blocks import GpuCluster, Warehouse
-from gpu_flows.config.block_follower import Settings
+from gpu_flows.config.block_follower import BlockFollower
 from gpu_flows.config.paths import END_WITH_WORKER, default_warehouse, pool_folder
 from gpu_flows.config.pool_blocks import BadBlock, BlockNames, read_warehouse
 from gpu_flows.dispatch.dispatcher import Dispatcher
-from gpu_flows.dispatch.job_store import Belongings
+from gpu_flows.dispatch.job_store import JobStore
 from gpu_flows.prefect_api.due_runs import Arrivals, Intake
-from gpu_flows.prefect_api.prefect_gateway import PrefectDesk
+from gpu_flows.prefect_api.prefect_gateway import PrefectGateway
 from gpu_flows.prefect_api.run_logs import RunLogs
 from gpu_flows.prefect_api.run_states import RunStates, now
-from gpu_flows.prefect_api.waiting_notes import Labels
-from gpu_flows.runtimes.attempt_store import Book
+from gpu_flows.prefect_api.waiting_notes import WaitingNotes
+from gpu_flows.runtimes.attempt_store import AttemptStore
 from gpu_flows.runtimes.process import ProcessRuntime
 from gpu_flows.runtimes.routing import Runtimes
 from gpu_flows.schedulers.engine import Engine
@@ -43,7 +43,7 @@ from gpu_flows.schedulers.model import Job, Reason
 from gpu_flows.schedulers.policies.fifo import Fifo
 from gpu_flows.schedulers.protection import Protection
 from gpu_flows.worker.events import listen
-from gpu_flows.worker.lease import Leadership
+from gpu_flows.worker.lease import PoolLease
 from gpu_flows.worker.status import publish, status_of
 
 if TYPE_CHECKING:
@@ -65,36 +65,36 @@ class PoolService:
         self._client, self._identity, self._log = client, identity, log
         self.pool = pool
         self.folder = pool_folder(pool.name)
-        self.belongings = Belongings(self.folder)
+        self.job_store = JobStore(self.folder)
         self.engine = Engine((), Fifo(), can_preempt=True, protection=Protection())
         self.intake = Intake(client, pool, queues)
         self.states = RunStates(client, pool.name)
-        self._book = Book(self.folder)
+        self._attempt_store = AttemptStore(self.folder)
         self.containers = self._containers()
-        self.runtime = Runtimes(ProcessRuntime(self._book), self.containers)
-        self.desk = PrefectDesk(
-            pool.name, self.intake, self.states, identity, self._attempts_of, self.belongings.checkpoints
+        self.runtime = Runtimes(ProcessRuntime(self._attempt_store), self.containers)
+        self.gateway = PrefectGateway(
+            pool.name, self.intake, self.states, identity, self._attempts_of, self.job_store.checkpoints
         )
-        self._leadership = Leadership(client, pool.name, identity()[0], self.folder, log)
+        self._lease = PoolLease(client, pool.name, identity()[0], self.folder, log)
         self._recorder: Recorder | None = None
         self.dispatcher = Dispatcher(
             pool.name,
             self.engine,
             self.runtime,
-            self.desk,
-            self.belongings,
+            self.gateway,
+            self.job_store,
             self._record,
             log,
-            on_put_down=self._put_down,
+            on_finished=self._on_finished,
             flush=self._flush,
         )
-        self._settings = Settings(
+        self._blocks = BlockFollower(
             client, pool.name, self.dispatcher, self.containers, self._follow_cluster, self._record, log
         )
-        self._labels = Labels(self.dispatcher, self.states)
+        self._waiting_notes = WaitingNotes(self.dispatcher, self.states)
         self._due: dict[str, Job] = {}  # every due job, also those that limits hold back
         self._described: set[str] = set()  # jobs whose fact has been written
-        self._put_down_at: dict[str, float] = {}  # jobs that the dispatcher is through with, and since when
+        self._finished_at: dict[str, float] = {}  # jobs that the dispatcher is through with, and since when
         self._heard: set[UUID] = set()  # runs that events told of, to be looked at
         self._looking = asyncio.Lock()
         self._rest_until = 0.0
@@ -105,13 +105,13 @@ class PoolService:
         from gpu_flows.runtimes.docker.runtime import DockerRuntime  # loads Docker's library: not on import
 
         return DockerRuntime(
-            self._book,
+            self._attempt_store,
             str(self.pool.id),  # whoever serves this pool, from whatever machine, owns its containers
             RunLogs(self._client),
             on_found=lambda found: self.dispatcher.adopt(found),
             on_host=self._hear_of_host,
             may_act=lambda: self.dispatcher.active,
-            comes_back=self.belongings.expects,
+            comes_back=self.job_store.expects,
         )
 
     # -- life ---------------------------------------------------------------------------------
@@ -120,12 +120,12 @@ class PoolService:
         self._spawn(self._serve())
 
     async def _serve(self) -> None:
-        await self._leadership.acquire()
+        await self._lease.acquire()
         await self._insist(self._prepare)
         resource = f"prefect.work-pool.{self.pool.id}"
         self._spawn(listen("prefect.flow-run.", self._hear_of_run, self._log, resource, self._poll_soon))
         self._spawn(listen("prefect.block-document.", self._hear_of_block, self._log))
-        self._spawn(self._labels.keep_writing())
+        self._spawn(self._waiting_notes.keep_writing())
         self._spawn(self._keep_publishing())
         while True:
             await self._insist(self._recover)
@@ -140,10 +140,10 @@ class PoolService:
                 len(cluster.devices),
                 len(cluster.nodes),
             )
-            await self._leadership.keep()
+            await self._lease.keep()
             self.dispatcher.active = False
             self._log.error("The right to act for pool %r is in doubt; standing by.", self.pool.name)
-            await self._leadership.acquire()
+            await self._lease.acquire()
 
     async def _insist(self, step: Callable[[], Awaitable[None]]) -> None:
         """Until it works: a pool that is not served because of a passing fault serves nobody."""
@@ -167,15 +167,15 @@ class PoolService:
             self._recorder = Recorder(database, self.folder / "spool")
             await asyncio.to_thread(self._recorder.drain)  # who serves can be asked: the tables are there
             self._recorder.start()
-        self._settings.sample_s = warehouse.sample_seconds
-        await self._settings.follow(names)
+        self._blocks.sample_s = warehouse.sample_seconds
+        await self._blocks.follow(names)
 
     async def _recover(self) -> None:
         """Find out from the world what a worker before us left: adopt what lives, close what died.
         What it had claimed and never launched, the first poll puts back in line."""
         found = await self.runtime.find()
         for each in sorted(found, key=lambda each: each.launch.attempt, reverse=True):  # of a job, the last
-            if not self.dispatcher.carries(each.launch.job.id):
+            if not self.dispatcher.has_execution(each.launch.job.id):
                 self.dispatcher.adopt(each)
 
     async def close(self) -> None:
@@ -188,11 +188,11 @@ class PoolService:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._timer:
             self._timer.cancel()
-        await self._settings.close()
+        await self._blocks.close()
         await self.containers.close()
         if self._recorder:
             await asyncio.to_thread(self._recorder.close)
-        await self._leadership.release()
+        await self._lease.release()
 
     # -- runs ---------------------------------------------------------------------------------
 
@@ -204,16 +204,16 @@ class PoolService:
         began = time.monotonic()
         async with self._looking:
             before = {job.id for job in self.engine.waiting} | set(self._due)
-            arrivals = await self.intake.look(pool, keep=self.dispatcher.carried())
+            arrivals = await self.intake.look(pool, keep=self.dispatcher.executing())
             seen = {job.id for job in arrivals.jobs}
             await self._take(arrivals, asked=began)
-            await self._note_gone(before - seen - self.dispatcher.carried())
-            self._described &= set(self._due) | self.dispatcher.carried()
-            self._put_down_at = {id: at for id, at in self._put_down_at.items() if at >= began}
+            await self._note_gone(before - seen - self.dispatcher.executing())
+            self._described &= set(self._due) | self.dispatcher.executing()
+            self._finished_at = {id: at for id, at in self._finished_at.items() if at >= began}
         for run in await self.intake.of_state(StateType.CANCELLING, StateType.PENDING):
             if run.state_type == StateType.CANCELLING:
                 await self._cancel(run.id)
-            elif not self.dispatcher.carries(str(run.id)) and self.states.is_left_claimed(run):
+            elif not self.dispatcher.has_execution(str(run.id)) and self.states.is_left_claimed(run):
                 await self.states.unclaim(run.id, "it was claimed and never launched")
         await self._follow_blocks()
         rest = min(LONGEST_REST_S, REST_SHARE * (time.monotonic() - began))
@@ -237,10 +237,10 @@ class PoolService:
         """Put arrivals in line, but for those that were started and put down since they were asked
         for: what was read of them is history."""
         for run, why in arrivals.bad:
-            self._spawn(self.desk.refuse_run(run, Reason("bad_request", why)))
+            self._spawn(self.gateway.refuse_run(run, Reason("bad_request", why)))
             self.dispatcher.note_end(str(run.id), "refused", why)
         for job in arrivals.jobs:
-            if self._put_down_at.get(job.id, -1.0) >= asked:
+            if self._finished_at.get(job.id, -1.0) >= asked:
                 continue
             if job.id not in self._described:
                 self._record(await self.intake.describe(job))
@@ -251,27 +251,27 @@ class PoolService:
             delay = max(0.0, (arrivals.next_due - now()).total_seconds())
             self._poll_after(delay + 0.02)
 
-    def _put_down(self, job: Job) -> None:
+    def _on_finished(self, job: Job) -> None:
         """The dispatcher is through with a job. What became of the run only the server knows now,
         unless the job went back to waiting."""
         if self.engine.waits(job.id):
             self._due[job.id] = job
         else:
             self._due.pop(job.id, None)
-            self._put_down_at[job.id] = time.monotonic()
+            self._finished_at[job.id] = time.monotonic()
         self._admit()
 
     def _attempts_of(self, job_id: str) -> int:
         """How many attempts a job has had; also if their folders have been swept away meanwhile."""
-        return max(self._book.attempts_of(job_id), self.belongings.progress(job_id).attempts)
+        return max(self._attempt_store.attempts_of(job_id), self.job_store.progress(job_id).attempts)
 
     def _admit(self) -> None:
         """Give the engine the due jobs that the pool's and its queues' limits leave room for."""
-        carried = self.dispatcher.carried()
-        for job_id in carried & set(self._due):
+        executing = self.dispatcher.executing()
+        for job_id in executing & set(self._due):
             del self._due[job_id]
         running = self.engine.running
-        counted = [j for j in carried if not (j in running and running[j].job.gpus == 0)]
+        counted = [j for j in executing if not (j in running and running[j].job.gpus == 0)]
         allowed = self.intake.within_limits(self._due.values(), counted)
         for job in allowed:
             self.dispatcher.submit(job)
@@ -307,7 +307,7 @@ class PoolService:
         if not self.dispatcher.active:
             return
         self._due.pop(job_id, None)
-        if self.dispatcher.carries(job_id):
+        if self.dispatcher.has_execution(job_id):
             self.dispatcher.cancel(job_id)
             return
         if self.engine.waits(job_id):
@@ -323,7 +323,7 @@ class PoolService:
         kind = (event.payload.get("validated_state") or {}).get("type")
         if name in ("Cancelling", "Cancelled"):
             self._spawn(self._cancel(UUID(job_id)))
-        elif kind == "SCHEDULED" and job_id not in self._due and not self.dispatcher.carries(job_id):
+        elif kind == "SCHEDULED" and job_id not in self._due and not self.dispatcher.has_execution(job_id):
             if not self._heard:
                 self._spawn(self._look_at_heard())
             self._heard.add(UUID(job_id))
@@ -333,7 +333,7 @@ class PoolService:
 
     def _follow_cluster(self, cluster: GpuCluster) -> None:
         """Another cluster from now on: what containers may ask for, and where they run."""
-        self.desk.cluster = cluster
+        self.gateway.cluster = cluster
         here = all(host.is_here for host in cluster.docker_hosts)
         self.intake.container_rules = (cluster.containers, here)
 
@@ -344,7 +344,7 @@ class PoolService:
             self._log.error("%s", trouble)
         else:
             self._log.info("Docker host %s answers.", name)
-        for node in [name] if self.desk.cluster.hosts else list(nodes):
+        for node in [name] if self.gateway.cluster.hosts else list(nodes):
             if node in nodes:
                 self.engine.set_node(node, not trouble, trouble)
                 kind, now = ("gone" if trouble else "healthy"), time.time()
@@ -354,7 +354,7 @@ class PoolService:
 
     async def _follow_blocks(self) -> None:
         with contextlib.suppress(httpx.HTTPError):
-            await self._settings.follow(BlockNames.of(self.pool))
+            await self._blocks.follow(BlockNames.of(self.pool))
 
     def _poll_soon(self) -> None:
         self._spawn(self._poll_quietly())
@@ -380,7 +380,7 @@ class PoolService:
                 await self._publish()
 
     async def _publish(self) -> None:
-        settings, recorder = self._settings, self._recorder
+        settings, recorder = self._blocks, self._recorder
         status = status_of(
             self.pool.name,
             self._identity()[0],

@@ -14,7 +14,7 @@ from gpu_flows.schedulers.placement.base import EVERYWHERE, candidates
 from gpu_flows.schedulers.placement.options import PlacementOptions
 from gpu_flows.schedulers.policy import Policy, State
 from gpu_flows.schedulers.policy_support.starting import expected
-from gpu_flows.schedulers.waiting_queue import Line
+from gpu_flows.schedulers.waiting_queue import WaitingQueue
 
 DONE = 1e-6  # virtual seconds: less than this is rounding
 
@@ -39,7 +39,7 @@ class ASrpt(Policy):
 
     That machine is virtual and runs preemptive SRPT, which is best possible for a single machine. A
     job's size there is its expected duration times its devices over those of the cluster. What it
-    ends enters the real line, which is served in that order and never preempts. Luo, Liu, Lee and
+    ends enters the real queue, which is served in that order and never preempts. Luo, Liu, Lee and
     Shroff, "Prediction-Assisted Online Distributed Deep Learning Workload Scheduling in GPU Clusters",
     INFOCOM 2025 (arXiv 2501.05563).
 
@@ -73,10 +73,10 @@ class ASrpt(Policy):
     def rank(self, job: Job, progress: Progress) -> Any:
         turn = self._turns.get(job.id)
         if turn is not None:
-            return (0, job.line, turn)
+            return (0, job.queue_priority, turn)
         service = max(0.0, expected(job) - progress.work_s) * job.gpus
         self._entering[job.id] = (job, service)
-        return (1, job.line, service, job.submitted, job.id)
+        return (1, job.queue_priority, service, job.submitted, job.id)
 
     def plan(self, state: State) -> Plan:
         next_through = self._let_go(state)
@@ -85,18 +85,18 @@ class ASrpt(Policy):
         return state.draft.plan(wake_at if wake_at < math.inf else None)
 
     def _let_go(self, state: State) -> float:
-        """Put those who left the virtual machine in the real line. When the next one will."""
-        machine, line, speed = self._machine, state.line, max(1, len(state.cluster.devices))
-        through = machine.run(state.now, speed, line)
+        """Put those who left the virtual machine in the real queue. When the next one will."""
+        machine, queue, speed = self._machine, state.queue, max(1, len(state.cluster.devices))
+        through = machine.run(state.now, speed, queue)
         for job, service in self._entering.values():
-            if line.get(job.id) is job:
+            if queue.get(job.id) is job:
                 machine.enter(job, service)
         self._entering.clear()
-        through += machine.run(state.now, speed, line)  # those that need nothing, or nobody knows what
+        through += machine.run(state.now, speed, queue)  # those that need nothing, or nobody knows what
         for job in through:
             self._left += 1
             self._turns[job.id] = self._left
-            line.add(job, line.remove(job.id))
+            queue.add(job, queue.remove(job.id))
         return machine.next_end(speed)
 
     def _serve(self, state: State) -> float:
@@ -107,7 +107,7 @@ class ASrpt(Policy):
         if idle == 0:
             return patience_ends
         heads = [
-            head for head in state.line.heads(idle if self.options.skip else None) if head[2].id in turns
+            head for head in state.queue.heads(idle if self.options.skip else None) if head[2].id in turns
         ]
         heapify(heads)
         while heads:
@@ -148,8 +148,8 @@ class ASrpt(Policy):
 
     def _forget(self, state: State) -> None:
         """Let go of jobs that are gone, now and then."""
-        if len(self._turns) > 2 * (len(state.running) + len(state.line)) + 1_000:
-            gone = [each for each in self._turns if each not in state.running and each not in state.line]
+        if len(self._turns) > 2 * (len(state.running) + len(state.queue)) + 1_000:
+            gone = [each for each in self._turns if each not in state.running and each not in state.queue]
             for job_id in gone:
                 del self._turns[job_id]
                 self._scattered.pop(job_id, None)
@@ -165,15 +165,15 @@ class _VirtualMachine:
         self._now = 0.0
 
     def enter(self, job: Job, service: float) -> None:
-        heappush(self._jobs, (job.line, service, job.order, job))
+        heappush(self._jobs, (job.queue_priority, service, job.order, job))
 
-    def run(self, now: float, speed: float, line: Line) -> list[Job]:
-        """Work until now. Who is through, in that order; jobs that no longer wait in line are dropped."""
+    def run(self, now: float, speed: float, queue: WaitingQueue) -> list[Job]:
+        """Work until now. Who is through, in that order; jobs that no longer wait in queue are dropped."""
         jobs, through = self._jobs, []
         spare, self._now = now - self._now, now
         while jobs:
             priority, left, order, job = jobs[0]
-            if line.get(job.id) is not job:
+            if queue.get(job.id) is not job:
                 heappop(jobs)
                 continue
             if spare + DONE < left / speed < math.inf:

@@ -33,7 +33,7 @@ class AfsL(Policy):
     promises = ("work conserving",)
 
     def rank(self, job: Job, progress: Progress) -> Any:
-        return (job.line, max(0.0, expected(job) - progress.work_s), job.submitted, job.id)
+        return (job.queue_priority, max(0.0, expected(job) - progress.work_s), job.submitted, job.id)
 
     def group(self, job: Job) -> object:
         return (job.ask, job.kind)  # these scale alike: who has the least time left is the shortest
@@ -48,7 +48,7 @@ class AfsL(Policy):
 
     def _by_length(self, division: Division) -> Iterator[tuple[Job, float]]:
         """Every job and how long it would still take on a single device, the shortest first."""
-        now, line = division.state.now, division.state.line
+        now, queue = division.state.now, division.state.queue
 
         def entry(job: Job, rank: Any) -> tuple[Any, Job]:
             number, left, submitted, job_id = rank
@@ -56,7 +56,7 @@ class AfsL(Policy):
 
         running = division.running.values()
         runs = sorted(entry(each.job, self.rank(each.job, each.progress(now))) for each in running)
-        waits = [(entry(job, rank) for rank, _, job in group.in_order()) for *_, group in line.heads()]
+        waits = [(entry(job, rank) for rank, _, job in group.in_order()) for *_, group in queue.heads()]
         return ((job, rank[1]) for rank, job in merge(runs, *waits))
 
 

@@ -56,7 +56,7 @@ class Conservative(Policy):
         elif state.cluster.idle:
             if not self.reservations:
                 serve(state, self.options, strict=True)  # nothing to look ahead for, until one has to wait
-            if state.line.heads(state.cluster.idle):
+            if state.queue.heads(state.cluster.idle):
                 self._forecast = self._reserve(state)
         return state.draft.plan()
 
@@ -64,7 +64,7 @@ class Conservative(Policy):
         """Give everybody in order the first slot there is, and start those whose time has come."""
         forecast = Forecast(state)
         foreseen = iter(self.reservations if self._forecast and forecast.foreseen_by(self._forecast) else ())
-        groups = (group for _, _, job, group in state.line.heads() if forecast.can_serve(job))
+        groups = (group for _, _, job, group in state.queue.heads() if forecast.can_serve(job))
         jobs = (job for _, _, job in in_order(groups))
         ahead = deque(islice(jobs, self.options.depth))
         while ahead and len(forecast.slots) < self.options.depth:

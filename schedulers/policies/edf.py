@@ -11,7 +11,7 @@ from gpu_flows.schedulers.model import Job, Plan, Progress, Running
 from gpu_flows.schedulers.placement.options import PlacementOptions
 from gpu_flows.schedulers.policy import Policy, State
 from gpu_flows.schedulers.policy_support.starting import serve, serve_by_rank
-from gpu_flows.schedulers.running_order import Standing
+from gpu_flows.schedulers.running_order import RunningRank
 
 
 class EdfOptions(PlacementOptions):
@@ -39,10 +39,10 @@ class Edf(Policy):
     promises = ("work conserving",)
 
     def rank(self, job: Job, progress: Progress) -> Any:
-        return (job.line, (_deadline(job), "waits"), job.submitted, job.id)
+        return (job.queue_priority, (_deadline(job), "waits"), job.submitted, job.id)
 
-    def standing(self, running: Running) -> Standing:
-        return Standing((_deadline(running.job), "runs"))  # sorts before the waiting ones of its deadline
+    def running_rank(self, running: Running) -> RunningRank:
+        return RunningRank((_deadline(running.job), "runs"))  # sorts before the waiting ones of its deadline
 
     def plan(self, state: State) -> Plan:
         if self.options.preemptive:

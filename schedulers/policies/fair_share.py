@@ -70,7 +70,7 @@ class FairShare(Policy):
         """Start jobs in turn. Each start makes its user's next turn come later."""
         cluster, exclusive = state.cluster, self.options.sharing == "exclusive"
         forecast: Forecast | None = None  # made when the first has to wait
-        turns = [self._turn(job, group, state.now) for _, _, job, group in state.line.heads()]
+        turns = [self._turn(job, group, state.now) for _, _, job, group in state.queue.heads()]
         heapify(turns)
         while turns and (cluster.idle or not exclusive):
             _, share, _, job, group = heappop(turns)
@@ -97,7 +97,7 @@ class FairShare(Policy):
                         forecast.promise(job)
 
     def _turn(self, job: Job, group: Group, now: float) -> tuple[int, float, Any, Job, Group]:
-        return (job.line, self._share(job.user, now), job.order, job, group)
+        return (job.queue_priority, self._share(job.user, now), job.order, job, group)
 
     def _share(self, user: str, now: float) -> float:
         account = self._accounts.get(user)

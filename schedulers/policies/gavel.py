@@ -101,7 +101,7 @@ class Gavel(Policy):
         running = [each for each in state.running.values() if each.devices]
         if running and state.now < self._ends:
             return state.draft.plan(self._ends)
-        if not running and not len(state.line):
+        if not running and not len(state.queue):
             return state.draft.plan()
         self._look_around(state.cluster)
         self._note(running, state)
@@ -115,7 +115,7 @@ class Gavel(Policy):
     def _start_what_fits(self, state: State) -> Plan:
         """Nothing can be stopped: the jobs with the largest shares of a fleet start there, while there is
         room. What is left goes to newcomers."""
-        if state.cluster.idle and len(state.line):
+        if state.cluster.idle and len(state.queue):
             self._look_around(state.cluster)
             self._renew(state)
             for number in self._turns():
@@ -181,7 +181,7 @@ class Gavel(Policy):
             share[able] = fairest_shares(worth[able] / measure[able, None], width[able], room)
         share[~(speed > 0)] = 0  # no job is sent where it would stand still
         self._fastest_first = np.argsort(-worth.sum(axis=0), kind="stable").tolist()
-        return Ledger({job.id: job.line for job in jobs}, share, self.options.round_s / 2)
+        return Ledger({job.id: job.queue_priority for job in jobs}, share, self.options.round_s / 2)
 
     # -- devices ------------------------------------------------------------------------------
 
@@ -215,7 +215,7 @@ class Gavel(Policy):
             if not room:
                 break
             running = state.running.get(job_id)
-            job = running.job if running else state.line.get(job_id)
+            job = running.job if running else state.queue.get(job_id)
             if job and job.gpus <= room and job_id not in others:
                 chosen.append(job)
                 room -= job.gpus
@@ -263,7 +263,7 @@ class Gavel(Policy):
         for job_id in in_order:
             if not state.cluster.idle:
                 return
-            job = state.line.get(job_id)
+            job = state.queue.get(job_id)
             if job and job.ask not in misfits:
                 devices = self.options.place(job, state.cluster, among=fleet.nodes)
                 if devices:
@@ -325,7 +325,7 @@ def _left(jobs: Iterable[Job], state: State) -> list[float]:
     left: list[float | None] = []
     for job in jobs:
         running = state.running.get(job.id)
-        done = running.work(state.now) if running else state.line.progress(job.id).work_s
+        done = running.work(state.now) if running else state.queue.progress(job.id).work_s
         left.append(None if job.expected_s is None else max(job.expected_s - done, 1.0))
     known = [each for each in left if each is not None]
     average = sum(known) / len(known) if known else ASSUMED_S

@@ -51,7 +51,7 @@ class LwfKappa(Policy):
     promises = ("work conserving",)
 
     def rank(self, job: Job, progress: Progress) -> Any:
-        return (job.line, (expected(job) - progress.work_s) * job.gpus, job.submitted, job.id)
+        return (job.queue_priority, (expected(job) - progress.work_s) * job.gpus, job.submitted, job.id)
 
     def plan(self, state: State) -> Plan:
         work = _Work(state)

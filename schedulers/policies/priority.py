@@ -15,7 +15,7 @@ from gpu_flows.schedulers.placement.options import PlacementOptions
 from gpu_flows.schedulers.policy import Policy, State
 from gpu_flows.schedulers.policy_support.backfill import Forecast, Slot, in_order
 from gpu_flows.schedulers.policy_support.starting import make_room, serve, somebody_behind
-from gpu_flows.schedulers.running_order import Standing
+from gpu_flows.schedulers.running_order import RunningRank
 from gpu_flows.schedulers.waiting_queue import Entry
 
 
@@ -52,10 +52,10 @@ class Priority(Policy):
     optimizes = "service for urgent jobs, on well-filled devices"
 
     def rank(self, job: Job, progress: Progress) -> Any:
-        return (job.line, (-job.priority, "waits"), job.submitted, job.id)
+        return (job.queue_priority, (-job.priority, "waits"), job.submitted, job.id)
 
-    def standing(self, running: Running) -> Standing:
-        return Standing((-running.job.priority, "runs"))  # sorts before the waiting ones of its class
+    def running_rank(self, running: Running) -> RunningRank:
+        return RunningRank((-running.job.priority, "runs"))  # sorts before the waiting ones of its class
 
     def plan(self, state: State) -> Plan:
         if self.options.sharing == "shared":
@@ -71,7 +71,7 @@ class Priority(Policy):
         preempting = self.options.preemptive and state.can_preempt
         if not cluster.idle and not preempting:
             return False
-        heads = state.line.heads()
+        heads = state.queue.heads()
         while heads:
             rank, _, job, group = heads[0]
             devices = self.options.place(job, cluster)
@@ -134,5 +134,5 @@ class Priority(Policy):
 
 
 def _yields_to(job: Job, state: State) -> Callable[[Running], bool]:
-    place = (job.line, -job.priority)
-    return lambda each: (each.job.line, -each.job.priority) > place and state.may_preempt(each)
+    place = (job.queue_priority, -job.priority)
+    return lambda each: (each.job.queue_priority, -each.job.priority) > place and state.may_preempt(each)

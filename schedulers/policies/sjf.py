@@ -25,7 +25,7 @@ class Sjf(Policy):
     promises = ("work conserving",)
 
     def rank(self, job: Job, progress: Progress) -> Any:
-        return (job.line, expected(job), job.submitted, job.id)
+        return (job.queue_priority, expected(job), job.submitted, job.id)
 
     def plan(self, state: State) -> Plan:
         serve(state, self.options)

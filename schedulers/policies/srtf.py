@@ -11,7 +11,7 @@ from gpu_flows.schedulers.policy import Policy, State
 from gpu_flows.schedulers.policy_support.elastic import MaybeElasticOptions
 from gpu_flows.schedulers.policy_support.resizing import serve_elastic
 from gpu_flows.schedulers.policy_support.starting import expected, serve_by_rank
-from gpu_flows.schedulers.running_order import Standing
+from gpu_flows.schedulers.running_order import RunningRank
 
 
 class SrtfOptions(MaybeElasticOptions):
@@ -44,12 +44,17 @@ class Srtf(Policy):
 
     def rank(self, job: Job, progress: Progress) -> Any:
         left = expected(job) - progress.work_s
-        return (job.line, left * job.gpus if self.options.by == "service" else left, job.submitted, job.id)
+        return (
+            job.queue_priority,
+            left * job.gpus if self.options.by == "service" else left,
+            job.submitted,
+            job.id,
+        )
 
-    def standing(self, running: Running) -> Standing:
+    def running_rank(self, running: Running) -> RunningRank:
         weight = running.job.gpus if self.options.by == "service" else 1
         left = expected(running.job) - running.work(running.rated)
-        return Standing((left + running.rate * running.rated) * weight, -running.rate * weight)
+        return RunningRank((left + running.rate * running.rated) * weight, -running.rate * weight)
 
     def plan(self, state: State) -> Plan:
         if self.options.elastic:

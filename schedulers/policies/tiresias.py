@@ -23,7 +23,7 @@ from gpu_flows.schedulers.policy_support.elastic import MaybeElasticOptions, by_
 from gpu_flows.schedulers.policy_support.gittins import SLACK, Gittins
 from gpu_flows.schedulers.policy_support.resizing import serve_elastic
 from gpu_flows.schedulers.policy_support.starting import serve_by_rank
-from gpu_flows.schedulers.running_order import Standing
+from gpu_flows.schedulers.running_order import RunningRank
 
 
 def _rising(limits: list[float]) -> list[float]:
@@ -141,9 +141,9 @@ class Tiresias(Policy):
         attained = max(0.0, progress.gpu_s - place.forgiven.gpu_s)
         value = self._value(place, attained)
         self._expect(place, job, self._promotion(place, progress))
-        return (job.line, value, job.submitted, job.id)
+        return (job.queue_priority, value, job.submitted, job.id)
 
-    def standing(self, running: Running) -> Standing | None:
+    def running_rank(self, running: Running) -> RunningRank | None:
         if not running.devices:
             return None
         job = running.job
@@ -156,7 +156,7 @@ class Tiresias(Policy):
         attained = max(0.0, running.gpu_seconds(now) - place.forgiven.gpu_s)
         value = self._value(place, attained)
         self._expect(place, job, now + self._stretch(place.queue, attained) / len(running.devices))
-        return Standing(value)
+        return RunningRank(value)
 
     def _place(self, job: Job) -> _Place:
         place = self._places.get(job.id)
@@ -235,8 +235,8 @@ class Tiresias(Policy):
             job_id = heappop(self._moments)[1][2]
             place = self._places[job_id]
             place.due = math.inf
-            if job_id in state.line:
-                place.forgiven, place.turn = state.line.progress(job_id), self._at_the_end()
+            if job_id in state.queue:
+                place.forgiven, place.turn = state.queue.progress(job_id), self._at_the_end()
                 _rank_anew(state, job_id)
                 continue
             before = place.queue
@@ -254,27 +254,27 @@ class Tiresias(Policy):
             for job_id in sorted(self._held.keys() - state.running.keys()):
                 self._gittins.learn(self._held.pop(job_id).gpu_seconds(state.now))
         if self._gittins.refresh():
-            state.line.rank_by(self.rank)
+            state.queue.rank_by(self.rank)
             for job_id in state.running:
                 _stand_anew(state, job_id)
 
     def _forget(self, state: State) -> None:
         """Let go of the places of jobs that are gone, now and then."""
-        if len(self._places) > 2 * (len(state.running) + len(state.line)) + 1_000:
+        if len(self._places) > 2 * (len(state.running) + len(state.queue)) + 1_000:
             for job_id in [each for each in self._places if not _there(state, each)]:
                 del self._places[job_id]
 
 
 def _there(state: State, job_id: str) -> bool:
-    return job_id in state.running or job_id in state.line
+    return job_id in state.running or job_id in state.queue
 
 
 def _stand_anew(state: State, job_id: str) -> None:
-    state.ladder.remove(job_id)
-    state.ladder.add(state.running[job_id])
+    state.running_order.remove(job_id)
+    state.running_order.add(state.running[job_id])
 
 
 def _rank_anew(state: State, job_id: str) -> None:
-    job = state.line.get(job_id)
+    job = state.queue.get(job_id)
     if job:
-        state.line.add(job, state.line.remove(job_id))
+        state.queue.add(job, state.queue.remove(job_id))

@@ -119,7 +119,7 @@ class Forecast:
         longer than expected is expected to take as long again as it is late."""
         known = self._takes.get(job.id)
         if known is None:
-            left = abs(expected(job) - self._state.line.progress(job.id).work_s)
+            left = abs(expected(job) - self._state.queue.progress(job.id).work_s)
             models = self._map.models(job, self._cluster)
             slowest = min((self._state.speed(job, model, job.gpus) for model in models), default=1.0)
             known = self._takes[job.id] = max(left / slowest, BLINK_S) if slowest > 0 else math.inf

@@ -68,21 +68,21 @@ class Division:
     @cached_property
     def smallest(self) -> int:
         """The fewest devices with which anybody could do anything."""
-        waiting = [group.gpus for _, _, _, group in self.state.line.heads()]
+        waiting = [group.gpus for _, _, _, group in self.state.queue.heads()]
         return min([*waiting, *(each.job.least for each in self.running.values())], default=0)
 
     def in_order(self, rank: Rank, by_ladder: bool = False) -> Iterator[Job]:
         """Running and waiting jobs together, in the order of this rank; with `by_ladder`, of a policy
-        that ranks running jobs by their standing alone."""
-        now, line, ladder = self.state.now, self.state.line, self.state.ladder
+        that ranks running jobs by their running_rank alone."""
+        now, queue, running_order = self.state.now, self.state.queue, self.state.running_order
         running: list[tuple[Any, ...]]
         if by_ladder:
-            running = [(place, each.job) for place, each in ladder.last_first(now)][::-1]
+            running = [(place, each.job) for place, each in running_order.last_first(now)][::-1]
             running = [entry for entry in running if entry[-1].id in self.running]
         else:
             running = [(rank(each.job, each.progress(now)), each.job) for each in self.running.values()]
             running.sort(key=itemgetter(0))
-        waiting = [group.in_order() for _, _, _, group in line.heads()]
+        waiting = [group.in_order() for _, _, _, group in queue.heads()]
         return (entry[-1] for entry in merge(running, *waiting, key=itemgetter(0)))
 
     def first_served(self, jobs: Iterable[Job], strict: bool = False) -> list[Job]:

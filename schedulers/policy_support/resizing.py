@@ -76,7 +76,7 @@ class _Resize:
 
     def _job(self, job_id: str) -> Job:
         running = self.before.get(job_id)
-        job = running.job if running else self.state.line.get(job_id)
+        job = running.job if running else self.state.queue.get(job_id)
         if job is None:
             raise ValueError(f"job {job_id} has a share but neither waits nor may be resized")
         return job
@@ -165,11 +165,11 @@ class _Resize:
 
     def _find(self, job: Job, count: int) -> tuple[Device, ...]:
         """So many devices for a job that holds none: those it had, others beside them, or any."""
-        former = self.before.get(job.id)
-        if former:
-            if len(former.devices) == count and self.options.may_have(job, former.devices, self.cluster):
-                return former.devices
-            near = self._near(job, count, self.cluster.mask(former.nodes))
+        previous = self.before.get(job.id)
+        if previous:
+            if len(previous.devices) == count and self.options.may_have(job, previous.devices, self.cluster):
+                return previous.devices
+            near = self._near(job, count, self.cluster.mask(previous.nodes))
             if near:
                 return near
         return self.options.place(job, self.cluster, count)
@@ -223,17 +223,17 @@ class _Resize:
 
     def _return_unused(self) -> None:
         """What a job let go and nobody took it keeps, as if nothing had been."""
-        for job_id, former in self.before.items():
+        for job_id, previous in self.before.items():
             running = self.state.running.get(job_id)
-            if running is former or (running and not set(running.devices) < set(former.devices)):
+            if running is previous or (running and not set(running.devices) < set(previous.devices)):
                 continue
             mark = self.draft.mark
             if running:
                 self.draft.preempt(job_id)
-            if not self.options.may_have(former.job, former.devices, self.cluster):
+            if not self.options.may_have(previous.job, previous.devices, self.cluster):
                 self.draft.undo(mark)
             else:
-                self.draft.start(former.job, former.devices)
+                self.draft.start(previous.job, previous.devices)
 
     def _start_others(self) -> None:
         """Start whoever fits into what the shares left over."""

@@ -1,6 +1,6 @@
-"""The two ways in which most policies serve the line: start what fits, or make room for it.
+"""The two ways in which most policies serve the queue: start what fits, or make room for it.
 
-Both walk the heads of the line's groups in the policy's order. Where the first of a group does
+Both walk the heads of the queue's groups in the policy's order. Where the first of a group does
 not fit nobody behind it does, so a walk costs as much as there are kinds of asks, however many
 jobs wait.
 """
@@ -38,7 +38,7 @@ def serve_at(state: State, place: Place, sharing: SharingOptions, strict: bool =
     exclusive = sharing.sharing == "exclusive"
     if exclusive and not cluster.idle:
         return
-    heads = state.line.heads(None if strict or not exclusive else cluster.idle)
+    heads = state.queue.heads(None if strict or not exclusive else cluster.idle)
     while heads:
         _, _, job, group = heads[0]
         devices = place(job)
@@ -65,9 +65,9 @@ def serve_by_rank(state: State, options: PlacementOptions) -> None:
     """
     if not state.can_preempt or options.sharing == "shared":
         return serve(state, options)
-    cluster, draft, line = state.cluster, state.draft, state.line
+    cluster, draft, queue = state.cluster, state.draft, state.queue
     served: Any = None  # the last for whom room was made; those before it had their chance
-    heads = line.heads()
+    heads = queue.heads()
     while heads:
         rank, _, job, group = heads[0]
         if cluster.idle < job.gpus and not somebody_behind(state, rank):
@@ -81,7 +81,7 @@ def serve_by_rank(state: State, options: PlacementOptions) -> None:
             draft.start(job, devices)
         elif (served is None or rank > served) and make_room(state, options, rank, job):
             served = rank
-            heads = line.heads()  # those who yielded, or others, may fit into what is left over
+            heads = queue.heads()  # those who yielded, or others, may fit into what is left over
             continue
         else:
             heappop(heads)
@@ -95,7 +95,7 @@ def serve_by_rank(state: State, options: PlacementOptions) -> None:
 
 def _former_place(state: State, options: PlacementOptions, job: Job) -> tuple[Device, ...]:
     """Where the job ran until this plan stopped it, if nobody took that meanwhile: it need not move."""
-    devices = state.draft.former(job.id)
+    devices = state.draft.previous(job.id)
     return devices if devices and options.may_have(job, devices, state.cluster) else ()
 
 
@@ -131,8 +131,8 @@ def _victims(state: State, rank: Any, job: Job, anywhere: bool) -> list[Running]
     everywhere = sum(_idle(node, job, state) for node in cluster) if _is_picky(job) else cluster.idle
     has: dict[str, float] = {}  # what a node would have
     met: dict[str, list[tuple[int, Running]]] = {}
-    for standing, running in state.yielding():
-        if standing <= rank:
+    for running_rank, running in state.yielding():
+        if running_rank <= rank:
             break
         counts = _useful(job, running, state)
         for name, count in counts.items() if by_node else ():

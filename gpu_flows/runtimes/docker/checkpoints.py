@@ -19,7 +19,7 @@ from docker import APIClient
 from docker.errors import NotFound
 
 from gpu_flows.checkpoints import contract
-from gpu_flows.runtimes.attempt_store import Book
+from gpu_flows.runtimes.attempt_store import AttemptStore
 from gpu_flows.runtimes.base import Launch, Mount, NodeAway, Refused, attempt_id
 from gpu_flows.runtimes.docker import container as words
 from gpu_flows.runtimes.docker.host import Host, HostAway
@@ -57,13 +57,13 @@ def open_up(launch: Launch) -> None:
 class Checkpoints:
     """Of jobs in containers. Who `comes_back` has left and will go on."""
 
-    def __init__(self, book: Book, comes_back: Callable[[str], bool]) -> None:
-        self._book, self._comes_back = book, comes_back
+    def __init__(self, attempt_store: AttemptStore, comes_back: Callable[[str], bool]) -> None:
+        self._attempt_store, self._comes_back = attempt_store, comes_back
 
     def are_needed_of(self, launch: Launch) -> bool:
         """Whether the job will go on from what is in this container: it has left, and has not run since."""
-        later = range(launch.attempt + 1, self._book.attempts_of(launch.job.id) + 1)
-        since = any(self._book.has_started(attempt_id(launch.job.id, number)) for number in later)
+        later = range(launch.attempt + 1, self._attempt_store.attempts_of(launch.job.id) + 1)
+        since = any(self._attempt_store.has_started(attempt_id(launch.job.id, number)) for number in later)
         return self._comes_back(launch.job.id) and not since
 
     def bring(
@@ -81,14 +81,14 @@ class Checkpoints:
             _make_room(host, launch)
         else:
             open_up(launch)  # once more, just before it is mounted
-        former = self._former(launch)
-        served = host_of(former.node) if former else None
-        if former is None or (served and mounted and is_mounted(former, served.host)):
+        previous = self._former(launch)
+        served = host_of(previous.node) if previous else None
+        if previous is None or (served and mounted and is_mounted(previous, served.host)):
             return
         if served is None:
-            return say(f"Node {former.node} is gone, with what it had saved; it starts from the beginning.")
+            return say(f"Node {previous.node} is gone, with what it had saved; it starts from the beginning.")
         try:
-            if served.pulse.silent_s() <= lost_after_s and _copy(former, served.host, launch, host):
+            if served.pulse.silent_s() <= lost_after_s and _copy(previous, served.host, launch, host):
                 return say(f"Its checkpoints were brought over from host {served.host.name}.")
         except HostAway as error:
             raise NodeAway(f"its checkpoints are on host {served.host.name}: {error}") from error
@@ -98,7 +98,7 @@ class Checkpoints:
         """The last attempt of the job that ran in a container."""
         for number in range(launch.attempt - 1, 0, -1):
             name = attempt_id(launch.job.id, number)
-            before = self._book.past(name) if self._book.has_started(name) else None
+            before = self._attempt_store.past(name) if self._attempt_store.has_started(name) else None
             if before and before.container:
                 return before
         return None
@@ -116,12 +116,12 @@ def _make_room(host: Host, launch: Launch) -> None:
     insist(lambda: host.ask(lambda api: api.put_archive(name, "/", made.getvalue())))
 
 
-def _copy(former: Launch, there: Host, launch: Launch, here: Host) -> bool:
-    """From container to container. False if nothing is left of the former."""
+def _copy(previous: Launch, there: Host, launch: Launch, here: Host) -> bool:
+    """From container to container. False if nothing is left of the previous."""
 
     def copy(source: APIClient) -> bool:
         try:
-            pieces, _ = source.get_archive(words.name_of(former), words.CHECKPOINTS, chunk_size=2**20)
+            pieces, _ = source.get_archive(words.name_of(previous), words.CHECKPOINTS, chunk_size=2**20)
         except NotFound:
             return False
         return bool(here.ask(lambda api: api.put_archive(words.name_of(launch), _PARENT, pieces)))

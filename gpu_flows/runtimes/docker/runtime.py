@@ -1,6 +1,6 @@
 """Jobs in containers, on any number of Docker hosts.
 
-Each node of the cluster is served by one host. A launch is entered in the book, its container brought
+Each node of the cluster is served by one host. A launch is entered in the store, its container brought
 up (`launching`), followed to its end (`follower`), and removed a while after. What is on a host is
 learnt from its pulse: a container that carries our labels and that nobody here knows was launched by a
 worker before us, and is adopted; one whose attempt has ended is cleared away.
@@ -21,7 +21,7 @@ from typing import Any
 from docker.errors import APIError, NotFound
 
 from gpu_flows.blocks.docker import ContainerRules, DockerHost
-from gpu_flows.runtimes.attempt_store import Book
+from gpu_flows.runtimes.attempt_store import AttemptStore
 from gpu_flows.runtimes.base import Attempt, End, Found, Intent, Launch, LaunchError, NodeAway
 from gpu_flows.runtimes.docker import container as words
 from gpu_flows.runtimes.docker.checkpoints import Checkpoints, fetch_journal, is_mounted, mount_of
@@ -64,7 +64,7 @@ class DockerRuntime:
 
     def __init__(
         self,
-        book: Book,
+        attempt_store: AttemptStore,
         installation: str,
         sink: Sink,
         on_found: Callable[[Found], None] = lambda found: None,
@@ -72,8 +72,8 @@ class DockerRuntime:
         may_act: Callable[[], bool] = lambda: True,
         comes_back: Callable[[str], bool] = lambda job_id: False,
     ) -> None:
-        self._book, self.installation, self._may_act = book, installation, may_act
-        self._checkpoints = Checkpoints(book, comes_back)
+        self._attempt_store, self.installation, self._may_act = attempt_store, installation, may_act
+        self._checkpoints = Checkpoints(attempt_store, comes_back)
         self._on_found, self._on_host = on_found, on_host
         self._pump = Pump(sink)
         self._hosts: dict[str, Served] = {}  # by name
@@ -142,11 +142,11 @@ class DockerRuntime:
             raise NodeAway(served.pulse.trouble)
         if live := self._live.get(launch.id):
             return _attempt(launch, live.served, time.time())
-        if self._book.has_ended(launch.id):
+        if self._attempt_store.has_ended(launch.id):
             raise LaunchError(f"attempt {launch.id} has ended, and is not made again")
         with contextlib.suppress(FileExistsError):
-            self._book.enter(launch)
-        feed = Feed(launch, self._book.folder(launch), quiet=launch.hears_intents)
+            self._attempt_store.enter(launch)
+        feed = Feed(launch, self._attempt_store.folder(launch), quiet=launch.hears_intents)
         self._launching[launch.id] = served
         self._pump.add(launch.id, feed)
         try:
@@ -160,7 +160,7 @@ class DockerRuntime:
                 served.pulse.ask_now()
             await self._pump.drain(launch.id, DRAIN_S)
             self._pump.remove(launch.id)
-            self._book.close(launch)  # not struck: its number is used up, whatever may be left of it
+            self._attempt_store.close(launch)  # not struck: its number is used up, whatever may be left of it
             raise
         finally:
             self._launching.pop(launch.id, None)
@@ -176,7 +176,7 @@ class DockerRuntime:
         def before_start() -> None:
             if launch.checkpoints:
                 self._checkpoints.bring(launch, host, self._of, self._rules.lost_after_seconds, say)
-            self._book.note_start(launch)
+            self._attempt_store.note_start(launch)
 
         ours = [mounted] if mounted else []
         bring_up(host, launch, self.installation, self._rules, still_wanted, before_start, say, ours)
@@ -228,7 +228,7 @@ class DockerRuntime:
             return
         name, host = live.name, live.served.host
         live.may_start = False
-        asked_ago = self._book.note_stop(launch, intent)
+        asked_ago = self._attempt_store.note_stop(launch, intent)
         if asked_ago is None:
             tar = archive({INTENT_FILE: intent.encode()})
             heard = "SIGUSR1" if launch.hears_intents else "SIGTERM"
@@ -255,14 +255,14 @@ class DockerRuntime:
         if live and unwatched and not self._checkpoints.are_needed_of(launch):
             self._see_to(self._remove(live.served.host, live.name))
         self._pump.remove(launch.id)
-        self._book.close(launch)
+        self._attempt_store.close(launch)
         self._let_go()
 
     # -- afterwards ---------------------------------------------------------------------------
 
     async def find(self) -> list[Found]:
-        """What the book says and what the hosts show. A host that does not answer is believed to run what
-        the book says it runs, until it is back or has been silent for too long."""
+        """What the store says and what the hosts show. A host that does not answer is believed to run what
+        the store says it runs, until it is back or has been silent for too long."""
         if not self._was_told:  # a cluster block that makes no sense: what runs is found when it is mended
             self._has_searched = True
             return []
@@ -270,7 +270,7 @@ class DockerRuntime:
         await asyncio.gather(*(asyncio.to_thread(pulse.first.wait, FIRST_LOOK_S) for pulse in pulses))
         found = []
         async with self._adopting:
-            for _, entered in self._book.open_attempts():
+            for _, entered in self._attempt_store.open_attempts():
                 if entered.container is not None and self._is_news(entered):
                     found.append(await self._look_for(entered))
             for served in [each for each in self._hosts.values() if not each.pulse.trouble]:
@@ -283,7 +283,7 @@ class DockerRuntime:
         return found
 
     async def _look_for(self, launch: Launch) -> Found:
-        """What became of an attempt that an earlier worker entered in the book."""
+        """What became of an attempt that an earlier worker entered in the store."""
         gone = Found(launch, Attempt(launch, "", time.time()), alive=False)
         never = Found(launch, None, alive=False)
         served = self._of(launch.node)
@@ -291,7 +291,7 @@ class DockerRuntime:
             return gone  # its host is no longer listed
         try:
             seen = await self._inspect(served, launch)
-            ours = words.is_of(launch, self.installation, seen["Config"].get("Labels") or {})
+            ours = words.is_of(launch, self.installation, seen["Config"].get("WaitingNotes") or {})
             if ours and not has_started(seen):  # its worker died in between
                 await self._remove(served.host, seen["Id"])
                 return never
@@ -300,7 +300,7 @@ class DockerRuntime:
         except (HostAway, APIError):
             ours = True
         if not ours:
-            return gone if self._book.has_started(launch.id) else never
+            return gone if self._attempt_store.has_started(launch.id) else never
         return await self._adopt(launch, served)
 
     async def _inspect(self, served: Served, launch: Launch) -> dict[str, Any]:
@@ -310,14 +310,14 @@ class DockerRuntime:
 
     def _is_news(self, launch: Launch) -> bool:
         known = launch.id in self._live or launch.id in self._launching
-        return not known and not self._book.has_ended(launch.id)
+        return not known and not self._attempt_store.has_ended(launch.id)
 
     async def _adopt(self, launch: Launch, served: Served) -> Found:
         """Follow what an earlier worker launched; its end comes the same way as any other."""
         self._launching[launch.id] = served
         with contextlib.suppress(FileExistsError, LaunchError):
-            self._book.enter(launch)
-        feed = Feed(launch, self._book.folder(launch), quiet=launch.hears_intents, adopted=True)
+            self._attempt_store.enter(launch)
+        feed = Feed(launch, self._attempt_store.folder(launch), quiet=launch.hears_intents, adopted=True)
         started, alive = time.time(), True
         with contextlib.suppress(HostAway, APIError):
             seen = await self._inspect(served, launch)
@@ -352,7 +352,7 @@ class DockerRuntime:
         elif launch.id not in self._live and launch.id not in self._launching:
             # Its end has been noted. If it still runs it was judged lost, and its devices are others' now.
             with contextlib.suppress(OSError):
-                ended = (self._book.ended / launch.id).stat().st_ctime  # when it was moved there
+                ended = (self._attempt_store.ended / launch.id).stat().st_ctime  # when it was moved there
                 old = time.time() - ended > self._rules.keep_seconds and not self._checkpoints.are_needed_of(
                     launch
                 )

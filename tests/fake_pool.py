@@ -1,4 +1,4 @@
-"""A dispatcher among actors: a runtime whose processes end when the test says so, a desk that follows the
+"""A dispatcher among actors: a runtime whose processes end when the test says so, a gateway that follows the
 same rules as Prefect's, and a clock that stands still unless it is moved."""
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 from gpu_flows.dispatch.dispatcher import Dispatcher
 from gpu_flows.dispatch.gateway import Unreachable
-from gpu_flows.dispatch.job_store import Belongings
+from gpu_flows.dispatch.job_store import JobStore
 from gpu_flows.runtimes.base import Attempt, End, Found, Intent, Launch
 from gpu_flows.schedulers.cluster.spec import declare
 from gpu_flows.schedulers.engine import Engine
@@ -20,7 +20,7 @@ from gpu_flows.schedulers.policy import Policy, State, make_policy
 from gpu_flows.schedulers.protection import UNPROTECTED, Protection
 
 
-class Theatre:
+class FakeRuntime:
     """The runtime. It outlives dispatchers, as processes outlive workers."""
 
     def __init__(self) -> None:
@@ -71,11 +71,11 @@ class Theatre:
         self.exits[attempt.launch.id].set_result(code)
 
 
-class Clerk:
-    """The desk, with a server's memory of each run. Jobs are bare commands to it."""
+class FakeGateway:
+    """The gateway, with a server's memory of each run. Jobs are bare commands to it."""
 
-    def __init__(self, theatre: Theatre, folder: Path) -> None:
-        self.theatre, self.folder = theatre, folder
+    def __init__(self, runtime: FakeRuntime, folder: Path) -> None:
+        self.runtime, self.folder = runtime, folder
         self.states: dict[str, str] = {}
         self.notes: dict[str, str] = {}
         self.reachable = True
@@ -92,7 +92,7 @@ class Clerk:
         self.states[job.id] = "claimed"
         checkpoints = self.folder / job.id
         checkpoints.mkdir(exist_ok=True)
-        number = 1 + sum(name.rpartition(".")[0] == job.id for name in self.theatre.launched)
+        number = 1 + sum(name.rpartition(".")[0] == job.id for name in self.runtime.launched)
         command = ("true",)
         return Launch(
             job,
@@ -171,39 +171,39 @@ class Stage:
         cluster: str = "1x4",
         policy: Policy | None = None,
         protection: Protection = UNPROTECTED,
-        theatre: Theatre | None = None,
-        clerk: Clerk | None = None,
+        runtime: FakeRuntime | None = None,
+        gateway: FakeGateway | None = None,
     ) -> None:
-        self.theatre = theatre or Theatre()
+        self.runtime = runtime or FakeRuntime()
         checkpoints = folder / "checkpoints"
-        self.belongings = Belongings(folder, lambda: self.theatre.now)
-        self.clerk = clerk or Clerk(self.theatre, checkpoints)
+        self.job_store = JobStore(folder, lambda: self.runtime.now)
+        self.gateway = gateway or FakeGateway(self.runtime, checkpoints)
         self.policy = policy or make_policy("priority")
         self.engine = Engine(declare(cluster), self.policy, can_preempt=True, protection=protection)
         self.facts: list[Any] = []
         self.dispatcher = Dispatcher(
             "pool",
             self.engine,
-            self.theatre,
-            self.clerk,
-            self.belongings,
+            self.runtime,
+            self.gateway,
+            self.job_store,
             lambda *facts: self.facts.extend(facts),
             logging.getLogger(__name__),
-            clock=lambda: self.theatre.now,
+            clock=lambda: self.runtime.now,
         )
         self.dispatcher.active = True
 
     def submit(self, job_id: str, gpus: int = 1, priority: int = 0, **more: Any) -> None:
-        self.clerk.states.setdefault(job_id, "waiting")
-        job = Job(job_id, self.theatre.now, gpus, name=job_id, priority=priority, **more)
+        self.gateway.states.setdefault(job_id, "waiting")
+        job = Job(job_id, self.runtime.now, gpus, name=job_id, priority=priority, **more)
         self.dispatcher.submit(job)
 
     def cancel(self, job_id: str) -> None:
         """As the service does it: what the server says of the run changes first."""
-        if self.clerk.states[job_id] == "claimed":
-            self.clerk.states[job_id] = "cancelling"
+        if self.gateway.states[job_id] == "claimed":
+            self.gateway.states[job_id] = "cancelling"
         else:
-            self.clerk.states[job_id] = "cancelled"
+            self.gateway.states[job_id] = "cancelled"
         self.dispatcher.cancel(job_id)
 
     async def until(self, holds: Callable[[], object], what: str) -> None:
@@ -216,13 +216,13 @@ class Stage:
     async def running(self, *job_ids: str) -> None:
         """These jobs run, and no others."""
         await self.until(
-            lambda: set(self.theatre.live) == set(job_ids), f"{job_ids}, not {[*self.theatre.live]}"
+            lambda: set(self.runtime.live) == set(job_ids), f"{job_ids}, not {[*self.runtime.live]}"
         )
 
     async def asked(self, *job_ids: str) -> None:
         """These jobs have been asked to leave."""
         await self.until(
-            lambda: {name.rpartition(".")[0] for name, _ in self.theatre.asked} >= set(job_ids),
+            lambda: {name.rpartition(".")[0] for name, _ in self.runtime.asked} >= set(job_ids),
             f"{job_ids} asked",
         )
 
