@@ -2,8 +2,8 @@
 
     python docker_worker.py FOLDER URL POINT COUNT SCRIPT
 
-FOLDER gets the store of attempts and the output that arrives. POINT is where it kills itself: entered (the attempt
-is in the attempt_store), created (its container is made, not started), or never.
+FOLDER gets the store of attempts and the output that arrives. POINT is where the worker kills itself:
+entered (the attempt is in the store), created (its container exists but has not started), or never.
 """
 
 from __future__ import annotations
