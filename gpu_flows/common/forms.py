@@ -21,4 +21,4 @@ def label(name: str, _: Any = None) -> str:
 
 
 FORM = ConfigDict(use_attribute_docstrings=True, field_title_generator=label)
-"""The configuration of such a model; combine it with others as `{**FORM, ...}` or `ConfigDict(**FORM, ...)`."""
+"""The configuration of such a model; combine it with others as `ConfigDict(**FORM, extra="forbid")`."""
