@@ -11,7 +11,7 @@ from typing import Annotated
 from prefect import flow
 from pydantic import Field
 
-from gpu_flows.prefect_api.container_request import Kind
+from gpu_flows.prefect_api.container_request import ContainerType
 
 
 @flow(name="container")
@@ -19,7 +19,7 @@ def container(
     container_image: str,
     command: str = "",
     required_gpus: Annotated[int, Field(ge=1, le=4096)] = 1,
-    type: Kind = "PyTorch",
+    type: ContainerType = "PyTorch",
     name: str = "",
 ) -> None:
     """Run a command in a container, on the devices this run is given.
