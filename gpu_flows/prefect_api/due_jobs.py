@@ -84,7 +84,7 @@ class DueJobs:
         return (run is None or self._admission.admits(run)) and (when is None or when <= utc_now())
 
     def within_limits(self, jobs: Iterable[Job], active: Iterable[str]) -> list[Job]:
-        """Return the first jobs, in queue order, that the concurrency limits allow next to the active ones."""
+        """Return the first jobs in queue order that the limits allow next to the active ones."""
         queue_names = {job_id: run.work_queue_name or "" for job_id, run in self._known.items()}
         return self._admission.within_limits(jobs, active, queue_names)
 

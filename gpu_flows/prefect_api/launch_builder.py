@@ -122,7 +122,7 @@ class LaunchBuilder:
         reports_itself = not own and not self._is_form(run)
         env = container_environment(configuration.env, reports_itself)
         if reports_itself:
-            command = FLOW_COMMAND
+            command: tuple[str, ...] = FLOW_COMMAND
             env |= await self._load_installed_module(run)
         else:
             command = split_container_command(own, configuration.launcher, len(launch.devices))
