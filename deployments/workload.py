@@ -17,28 +17,28 @@ class Workload(BaseModel):
 
     model_config = ConfigDict(**FORM, extra="forbid", title="Workload")
 
-    jobs: int = Field(10, ge=1, le=10_000)
+    jobs: int = Field(default=10, ge=1, le=10_000)
     """How many jobs to submit."""
 
     arrival: Literal["at once", "steady", "batches", "poisson"] = "batches"
     """All at once, one every gap, five every gap, or at random with that mean gap."""
 
-    gap_seconds: float = Field(10, ge=0, le=86_400, title="Gap (seconds)")
+    gap_seconds: float = Field(default=10, ge=0, le=86_400, title="Gap (seconds)")
     """Time between arrivals."""
 
-    gpus: list[int] = Field([1, 2, 4, 1], min_length=1)
+    gpus: list[int] = Field(default=[1, 2, 4, 1], min_length=1)
     """Devices of the jobs, in turn."""
 
     models: list[str] = Field(default_factory=lambda: [*registry.names()], min_length=1)
     """Models to train, in turn."""
 
-    seconds: list[float] = Field([5.0, 10.0], min_length=1, title="Training time (seconds)")
+    seconds: list[float] = Field(default=[5.0, 10.0], min_length=1, title="Training time (seconds)")
     """How long each job trains, in turn."""
 
-    policies: list[str] = Field(["fifo", "round_robin"], min_length=1)
+    policies: list[str] = Field(default=["fifo", "round_robin"], min_length=1)
     """The policies to compare, one after the other. The pool's own policy is restored afterwards."""
 
-    seed: int = Field(0, ge=0)
+    seed: int = Field(default=0, ge=0)
     """The same seed gives the same arrivals."""
 
     def arrivals(self) -> list[float]:
