@@ -37,15 +37,7 @@ from gpu_flows.schedulers.policy import make_policy
 from gpu_flows.schedulers.protection import Protection
 from gpu_flows.worker.status import read_status
 
-COLUMNS = (
-    "policy",
-    "jobs",
-    "makespan_s",
-    "avg_turnaround_s",
-    "avg_queueing_s",
-    "allocation",
-    "utilization",
-)
+COLUMNS = "policy, jobs, makespan_s, avg_turnaround_s, avg_queueing_s, allocation, utilization"
 SWITCH_TIMEOUT_S = 30.0
 FACTS_TIMEOUT_S = 30.0
 
@@ -154,10 +146,8 @@ def _compare(database: Path, workload: Workload, experiments: list[str]) -> Answ
     expected = workload.jobs * len(experiments)
     ended = f"select count(ended) from job_history where experiment in ({listed})"
     wait_until(lambda: answer(database, ended).rows[0][0] >= expected, FACTS_TIMEOUT_S, every_s=0.5)
-    columns = ", ".join(COLUMNS)
-    return answer(
-        database, f"select {columns} from experiment_summary where experiment in ({listed}) order by 4"
-    )
+    summary = f"select {COLUMNS} from experiment_summary where experiment in ({listed}) order by 4"
+    return answer(database, summary)
 
 
 def _build_report(workload: Workload, comparison: Answer) -> str:
