@@ -1,4 +1,4 @@
-"""Queues on a live server: long queues, limits, pauses, work-queue priorities, due times."""
+"""The line as Prefect's users know it: long queues, limits, pauses, work-queue priorities, due times."""
 
 from __future__ import annotations
 
@@ -25,24 +25,24 @@ from gpu_flows.schedulers.model import Reason
 pytestmark = pytest.mark.slow
 
 
-def test_runs_beyond_the_first_page_are_found(server: Stack, new_stack: Callable[..., Stack]) -> None:
+def test_more_runs_than_any_page_are_all_seen(server: Stack, new_stack: Callable[..., Stack]) -> None:
     stack = new_stack("1x1:GTX 1080 Ti:11", worker=False)
     pool = Pool(stack)
     blocker = pool.submit("sleep 600", grace_seconds=0)
     _multiply(server, pool.submit("true"), 1049)
     stack.start_worker()
     eventually(lambda: len(pool.status().waiting) == 1050, "all 1,050 wait in the worker's view")
-    submitted = [job["submitted"] for job in pool.status().waiting]
-    assert submitted == sorted(submitted)
+    places = [job["submitted"] for job in pool.status().waiting]
+    assert places == sorted(places)
     pool.request("DELETE", f"/deployments/{pool.deployment}")
     pool.cancel(blocker)
 
 
-def test_short_jobs_in_a_long_queue_run_once_each(
+def test_short_jobs_in_a_long_line_run_once_each(
     server: Stack, new_stack: Callable[..., Stack], tmp_path: Path
 ) -> None:
-    """Reading a long queue takes a while, in which short jobs start and end. The stale result must not
-    queue them again."""
+    """A look at a long line takes a while, in which short jobs start and end: what the look then
+    tells of them is history, and must not put them in line again."""
     stack = new_stack("1x4:GTX 1080 Ti:11", worker=False)
     pool = Pool(stack)
     launches = tmp_path / "launches"
@@ -108,11 +108,11 @@ def test_pauses_limits_and_queue_priorities(new_stack: Callable[..., Stack]) -> 
     )
     assert rows[0][0] == urgent, "the queue of higher priority is served first"
     assert all(later[1] >= earlier[2] for earlier, later in pairwise(rows)), (
-        "the pool's limit allows one at a time"
+        "one at a time, as the pool's limit says"
     )
 
 
-def test_a_run_starts_when_it_becomes_due(new_stack: Callable[..., Stack]) -> None:
+def test_a_run_that_is_due_later_starts_then(new_stack: Callable[..., Stack]) -> None:
     pool = Pool(new_stack())
     due = datetime.now(UTC) + timedelta(seconds=4)
     state = {"type": "SCHEDULED", "state_details": {"scheduled_time": due.isoformat()}}
@@ -125,7 +125,7 @@ def test_a_run_starts_when_it_becomes_due(new_stack: Callable[..., Stack]) -> No
 
 
 class StaleView(PrefectClient):
-    """A client that reads runs as Scheduled, as if their state had changed right after the read."""
+    """A client whose look at a run is a moment old: what really happened comes in between."""
 
     async def read_flow_run(self, flow_run_id: UUID) -> FlowRun:
         run = await super().read_flow_run(flow_run_id)
@@ -133,27 +133,27 @@ class StaleView(PrefectClient):
         return run
 
 
-@pytest.mark.parametrize("write", ["reason", "claim"])
-def test_neither_reason_nor_claim_undoes_a_cancellation(new_stack: Callable[..., Stack], write: str) -> None:
+@pytest.mark.parametrize("write", ["note", "claim"])
+def test_neither_note_nor_claim_undoes_a_cancellation(new_stack: Callable[..., Stack], write: str) -> None:
     stack = new_stack(worker=False)
     pool = Pool(stack)
     run = pool.submit("true")
     pool.post(f"/flow_runs/{run}/set_state", {"state": {"type": "CANCELLED", "message": "by Ada"}})
 
-    async def write_late() -> Any:
+    async def late() -> Any:
         async with StaleView(stack.api_url) as client:
             states = RunStates(client, stack.pool)
-            if write == "reason":
+            if write == "note":
                 return await states.show_reason(UUID(run), Reason("capacity", "busy"), lambda _: True)
             claim = await states.claim(UUID(run))
             return claim and not await states.restore_overwritten(UUID(run), claim)
 
-    assert not asyncio.run(write_late())
+    assert not asyncio.run(late())
     assert pool.state(run) == "Cancelled"
     assert pool.run(run)["state"]["message"] == "by Ada"
 
 
-def test_a_reason_never_follows_a_claim(new_stack: Callable[..., Stack]) -> None:
+def test_a_note_never_follows_a_claim(new_stack: Callable[..., Stack]) -> None:
     stack = new_stack(worker=False)
     pool = Pool(stack)
     run = pool.submit("true")
@@ -165,7 +165,7 @@ def test_a_reason_never_follows_a_claim(new_stack: Callable[..., Stack]) -> None
             note = asyncio.ensure_future(
                 states.show_reason(UUID(run), Reason("capacity", "busy"), lambda _: waits["still"])
             )
-            waits["still"] = False  # the engine starts the job, so the reason must not be written
+            waits["still"] = False  # the engine starts the job: from here on no note may be begun
             assert await states.claim(UUID(run))
             await note
 
