@@ -1,4 +1,4 @@
-"""Commands that tests run, and a look at what they leave."""
+"""Commands for tests, and a check that a process has ended."""
 
 from __future__ import annotations
 

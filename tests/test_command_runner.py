@@ -35,7 +35,7 @@ def test_a_command_gets_its_directory_and_environment(tmp_path: Path) -> None:
     assert lines == [str(tmp_path.resolve()), "green", os.environ["HOME"]]
 
 
-def test_a_flood_of_lines_is_cut_down_and_accounted_for(capfd: pytest.CaptureFixture[str]) -> None:
+def test_excess_lines_are_omitted_and_counted(capfd: pytest.CaptureFixture[str]) -> None:
     lines: list[str] = []
     outcome = run_command(Command(python("for i in range(100_000): print('line', i)")), lines.append)
     assert outcome.lines == 100_000
@@ -71,7 +71,7 @@ def test_a_progress_bar_is_shown_every_few_seconds_and_at_its_end() -> None:
     assert lines == ["0%", "50%", "done"]
 
 
-def test_lines_come_back_after_a_flood() -> None:
+def test_lines_are_shown_again_after_a_burst() -> None:
     lines: list[str] = []
     now = 0.0
     output = Output(lines.append, clock=lambda: now)
@@ -88,7 +88,7 @@ def test_lines_come_back_after_a_flood() -> None:
     ]
 
 
-def test_a_command_survives_a_full_disk_under_its_log() -> None:
+def test_a_full_disk_does_not_stop_a_command() -> None:
     lines: list[str] = []
     stdout, full = os.dup(1), os.open("/dev/full", os.O_WRONLY)
     os.dup2(full, 1)
