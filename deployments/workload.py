@@ -1,4 +1,4 @@
-"""A workload that is declared: which jobs, how they arrive, which policies to compare on it."""
+"""The declared workload of a benchmark: its jobs, their arrivals, and the policies to compare."""
 
 from __future__ import annotations
 
@@ -8,51 +8,41 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from gpu_flows.common.forms import FORM
 from gpu_flows.training import registry
 
 
 class Workload(BaseModel):
-    """The same jobs, at the same moments, under each policy in turn."""
+    """A benchmark runs the same jobs, with the same arrivals, under each policy in turn."""
 
-    model_config = ConfigDict(extra="forbid", title="Workload")
+    model_config = ConfigDict(**FORM, extra="forbid", title="Workload")
 
-    jobs: int = Field(default=10, ge=1, le=10_000, title="Jobs", description="How many jobs to submit.")
-    arrival: Literal["at once", "steady", "batches", "poisson"] = Field(
-        default="batches",
-        title="Arrival",
-        description="All at once, one every gap, five every gap, or at random with that mean gap.",
-    )
-    gap_seconds: float = Field(
-        default=10, ge=0, le=86_400, title="Gap (seconds)", description="Time between arrivals."
-    )
-    gpus: list[int] = Field(
-        default_factory=lambda: [1, 2, 4, 1],
-        min_length=1,
-        title="GPUs",
-        description="Devices of the jobs, in turn.",
-    )
-    models: list[str] = Field(
-        default_factory=lambda: [*registry.names()],
-        min_length=1,
-        title="Models",
-        description="Models to train, in turn.",
-    )
-    seconds: list[float] = Field(
-        default_factory=lambda: [5.0, 10.0],
-        min_length=1,
-        title="Training time (seconds)",
-        description="How long each job trains, in turn.",
-    )
-    policies: list[str] = Field(
-        default_factory=lambda: ["fifo", "round_robin"],
-        min_length=1,
-        title="Policies",
-        description="The policies to compare, one after the other. The pool's own is restored afterwards.",
-    )
-    seed: int = Field(default=0, ge=0, title="Seed", description="The same seed gives the same arrivals.")
+    jobs: int = Field(default=10, ge=1, le=10_000)
+    """How many jobs to submit."""
+
+    arrival: Literal["at once", "steady", "batches", "poisson"] = "batches"
+    """All at once, one every gap, five every gap, or at random with that mean gap."""
+
+    gap_seconds: float = Field(default=10, ge=0, le=86_400, title="Gap (seconds)")
+    """Time between arrivals."""
+
+    gpus: list[int] = Field(default=[1, 2, 4, 1], min_length=1)
+    """Devices of the jobs, in turn."""
+
+    models: list[str] = Field(default_factory=lambda: [*registry.names()], min_length=1)
+    """Models to train, in turn."""
+
+    seconds: list[float] = Field(default=[5.0, 10.0], min_length=1, title="Training time (seconds)")
+    """How long each job trains, in turn."""
+
+    policies: list[str] = Field(default=["fifo", "round_robin"], min_length=1)
+    """The policies to compare, one after the other. The pool's own policy is restored afterwards."""
+
+    seed: int = Field(default=0, ge=0)
+    """The same seed gives the same arrivals."""
 
     def arrivals(self) -> list[float]:
-        """Seconds after the start at which each job arrives."""
+        """Return when each job arrives, in seconds after the start."""
         if self.arrival == "at once":
             return [0.0] * self.jobs
         if self.arrival == "steady":
@@ -64,7 +54,7 @@ class Workload(BaseModel):
         return [at - gaps[0] for at in accumulate(gaps)]
 
     def job(self, number: int) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Parameters and job variables of a job, by its number from 0."""
+        """Return parameters and job variables of a job, by its number from 0."""
         seconds = self.seconds[number % len(self.seconds)]
         config = {
             "model": self.models[number % len(self.models)],

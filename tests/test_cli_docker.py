@@ -23,8 +23,7 @@ from gpu_flows.bootstrap.local_stack import Stack, free_port
 from gpu_flows.cli import checks_docker, containers
 from gpu_flows.cli.checkup import Finding, Surroundings
 from gpu_flows.cli.pool_view import FORM
-from gpu_flows.prefect_api.container_request import FORM as FORM_OF_WORKER
-from gpu_flows.prefect_api.container_request import LAUNCHERS, Kind
+from gpu_flows.prefect_api.container_request import CONTAINER_FLOW, LAUNCHERS, ContainerType
 
 pytest_plugins = ["command_line.fixtures", "docker_hosts.fixtures"]
 
@@ -195,8 +194,10 @@ def test_types_are_known_however_they_are_spelled(said: str | None, launcher: st
 
 
 def test_the_command_line_knows_what_the_worker_knows() -> None:
-    assert set(containers.TYPES.values()) == set(get_args(Kind)), "it does not import the flow, which is slow"
-    assert FORM == FORM_OF_WORKER
+    assert set(containers.TYPES.values()) == set(get_args(ContainerType)), (
+        "it does not import the flow, which is slow"
+    )
+    assert FORM == CONTAINER_FLOW
 
 
 def test_a_list_submits_them_all_and_answers_with_a_list(pool: FakeServer) -> None:

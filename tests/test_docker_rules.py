@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from gpu_flows.blocks import ContainerRules
-from gpu_flows.prefect_api.container_request import command_line, container_of
-from gpu_flows.prefect_api.job_variables import BadAsk, check_names
+from gpu_flows.prefect_api.container_request import build_container, split_container_command
+from gpu_flows.prefect_api.job_variables import BadJobVariables, check_variable_names
 from gpu_flows.runtimes.base import Container, Mount, Refused
 from gpu_flows.runtimes.docker.rules import check, resolve
 
@@ -22,7 +22,7 @@ NO_OFFERS: tuple[str, ...] = ()
 def ask(rules: ContainerRules = RULES, env: dict[str, str] | None = None, **variables: Any) -> Container:
     """The container that these job variables ask for."""
     asked = {"image": "busybox", **variables}
-    return container_of(asked, env or {}, ("true",), rules, files_are_here=True)
+    return build_container(asked, env or {}, ("true",), rules, files_are_here=True)
 
 
 # -- wishes that have no name -----------------------------------------------------------------
@@ -55,14 +55,14 @@ UNHEARD_OF = [
 
 @pytest.mark.parametrize("name", UNHEARD_OF)
 def test_what_no_job_may_have_has_no_job_variable(name: str) -> None:
-    with pytest.raises(BadAsk, match=name):
-        check_names([name], NO_OFFERS)
+    with pytest.raises(BadJobVariables, match=name):
+        check_variable_names([name], NO_OFFERS)
 
 
 def test_a_slip_is_told_from_a_wish() -> None:
-    with pytest.raises(BadAsk, match="Did you mean 'image'"):
-        check_names(["imege"], NO_OFFERS)
-    check_names(["image", "mounts", "env.LR", "gpus"], NO_OFFERS)
+    with pytest.raises(BadJobVariables, match="Did you mean 'image'"):
+        check_variable_names(["imege"], NO_OFFERS)
+    check_variable_names(["image", "mounts", "env.LR", "gpus"], NO_OFFERS)
 
 
 # -- images -----------------------------------------------------------------------------------
@@ -316,7 +316,7 @@ def test_a_job_does_not_choose_its_devices(name: str) -> None:
     with pytest.raises(Refused, match=name):
         ask(env={name: "all"})
     with pytest.raises(Refused, match=name):  # nor by way of a secret
-        container_of({"image": "busybox"}, {}, (), RULES, True, secrets={name: "all"})
+        build_container({"image": "busybox"}, {}, (), RULES, True, secrets={name: "all"})
 
 
 @pytest.mark.parametrize("env", [{"": "x"}, {"A=B": "x"}, {"A": "x\0y"}, {"A\0B": "x"}])
@@ -366,9 +366,9 @@ def test_a_pull_policy_is_one_of_three() -> None:
 
 def test_a_command_with_an_open_quote_is_refused() -> None:
     with pytest.raises(Refused, match="quotes"):
-        command_line("python -c 'print(1)", "auto", 1)
+        split_container_command("python -c 'print(1)", "auto", 1)
     with pytest.raises(Refused, match="zero byte"):
-        container_of({"image": "busybox"}, {}, ("echo", "a\0b"), RULES, True)
+        build_container({"image": "busybox"}, {}, ("echo", "a\0b"), RULES, True)
 
 
 def test_harmless_wishes_pass() -> None:

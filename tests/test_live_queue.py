@@ -144,9 +144,9 @@ def test_neither_note_nor_claim_undoes_a_cancellation(new_stack: Callable[..., S
         async with StaleView(stack.api_url) as client:
             states = RunStates(client, stack.pool)
             if write == "note":
-                return await states.explain(UUID(run), Reason("capacity", "busy"), lambda _: True)
+                return await states.show_reason(UUID(run), Reason("capacity", "busy"), lambda _: True)
             claim = await states.claim(UUID(run))
-            return claim and await states.covered_nothing(UUID(run), claim)
+            return claim and not await states.restore_overwritten(UUID(run), claim)
 
     assert not asyncio.run(late())
     assert pool.state(run) == "Cancelled"
@@ -163,7 +163,7 @@ def test_a_note_never_follows_a_claim(new_stack: Callable[..., Stack]) -> None:
             states = RunStates(client, stack.pool)
             waits = {"still": True}
             note = asyncio.ensure_future(
-                states.explain(UUID(run), Reason("capacity", "busy"), lambda _: waits["still"])
+                states.show_reason(UUID(run), Reason("capacity", "busy"), lambda _: waits["still"])
             )
             waits["still"] = False  # the engine starts the job: from here on no note may be begun
             assert await states.claim(UUID(run))

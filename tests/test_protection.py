@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from gpu_flows.prefect_api.job_variables import BadAsk, job_of
+from gpu_flows.prefect_api.job_builder import job_from_variables
+from gpu_flows.prefect_api.job_variables import BadJobVariables
 from gpu_flows.schedulers.cluster.spec import declare
 from gpu_flows.schedulers.engine import Engine
 from gpu_flows.schedulers.model import Job, Plan, Preempt, Progress, Start
@@ -175,7 +176,7 @@ def test_who_ran_before_is_not_refused_for_coming_back() -> None:
 
 
 def job(**variables: Any) -> Job:
-    return job_of("run", variables, due=datetime.now(UTC))
+    return job_from_variables("run", variables, due=datetime.now(UTC))
 
 
 def test_what_a_job_says_about_being_stopped_and_resized() -> None:
@@ -185,5 +186,5 @@ def test_what_a_job_says_about_being_stopped_and_resized() -> None:
     assert (said.preemptible, said.least, said.most, said.priority) == (False, 1, 4, 105)
     assert job(priority_class="urgent").priority > job(priority_class="high", priority=800).priority
     for wrong in ({"gpus": 2, "min_gpus": 3}, {"gpus": 4, "max_gpus": 2}, {"priority_class": "now"}):
-        with pytest.raises(BadAsk):
+        with pytest.raises(BadJobVariables):
             job(**wrong)

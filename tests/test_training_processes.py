@@ -19,8 +19,8 @@ import pytest
 torch = pytest.importorskip("torch", reason="needs gpu-flows[train]")
 
 from gpu_flows.checkpoints import contract  # noqa: E402
-from gpu_flows.flows import several  # noqa: E402
-from gpu_flows.flows.command import Command, CommandError, Outcome  # noqa: E402
+from gpu_flows.flows import training_processes  # noqa: E402
+from gpu_flows.flows.command_runner import Command, CommandError, Outcome  # noqa: E402
 from gpu_flows.training import launch  # noqa: E402
 from gpu_flows.training.config import TrainConfig  # noqa: E402
 from gpu_flows.training.loop import train  # noqa: E402
@@ -165,7 +165,7 @@ def processes_tell(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Comman
             file.write_text("".join(json.dumps(report) + "\n" for report in reports))
             return Outcome(exit_code, 1.0, 1, ("last words",))
 
-        monkeypatch.setattr(several, "run_command", run)
+        monkeypatch.setattr(training_processes, "run_command", run)
         return started
 
     return tell
@@ -184,7 +184,7 @@ def test_progress_and_result_come_back_from_the_processes(
     started = processes_tell(*reports)
     seen: list[Progress] = []
     said: list[str] = []
-    assert several.train_in_processes(TrainConfig(), 2, seen.append, said.append) == result
+    assert training_processes.train_in_processes(TrainConfig(), 2, seen.append, said.append) == result
     assert (seen, said) == (own, ["on two"])
     assert started[0].arguments[1:4] == ["-m", "gpu_flows.training.launch", "2"]
     assert "--source" not in started[0].arguments
@@ -196,7 +196,7 @@ def test_processes_have_less_time_to_leave_than_the_flow_has(
     monkeypatch.setenv(contract.GRACE, "20")
     started = processes_tell(exit_code=1)
     with pytest.raises(CommandError, match="exit code 1"):
-        several.train_in_processes(TrainConfig(), 2, print, print)
+        training_processes.train_in_processes(TrainConfig(), 2, print, print)
     assert started[0].grace_seconds < 20
     assert int(started[0].environment["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"]) < started[0].grace_seconds
 
@@ -206,7 +206,7 @@ def test_a_training_that_diverges_in_its_processes_says_so(
 ) -> None:
     processes_tell({"diverged": "the loss became nan"}, exit_code=1)
     with pytest.raises(Diverged, match="the loss became nan"):
-        several.train_in_processes(TrainConfig(), 2, print, print)
+        training_processes.train_in_processes(TrainConfig(), 2, print, print)
 
 
 def test_a_model_of_ones_own_is_made_known_to_the_processes(
@@ -228,7 +228,7 @@ def test_a_model_of_ones_own_is_made_known_to_the_processes(
     try:
         started = processes_tell(exit_code=1)
         with pytest.raises(CommandError):
-            several.train_in_processes(TrainConfig(model="own"), 2, print, print)
+            training_processes.train_in_processes(TrainConfig(model="own"), 2, print, print)
         models.forget("own")
         monkeypatch.setattr(sys, "argv", started[0].arguments[2:])  # in a process that does not know it
         launch.main()

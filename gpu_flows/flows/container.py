@@ -1,7 +1,7 @@
-"""The `container` flow: a form for jobs in containers, in which Prefect need not be installed.
+"""The `container` flow: a form for jobs in any container image, also one without Prefect.
 
-The worker reads the answers, runs the container itself, reports its state and streams its output. So the
-body below never runs on a pool that can serve it.
+The worker reads the parameters, runs the container itself, reports its state and streams its output. On a
+`gpu` work pool the body of the flow therefore never runs.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Annotated
 from prefect import flow
 from pydantic import Field
 
-from gpu_flows.prefect_api.container_request import Kind
+from gpu_flows.prefect_api.container_request import ContainerType
 
 
 @flow(name="container")
@@ -19,15 +19,15 @@ def container(
     container_image: str,
     command: str = "",
     required_gpus: Annotated[int, Field(ge=1, le=4096)] = 1,
-    type: Kind = "PyTorch",
+    type: ContainerType = "PyTorch",
     name: str = "",
 ) -> None:
-    """Run a command in a container, on the devices this run is given.
+    """Run a command in a container, on the devices of this run.
 
     Args:
         container_image: Any image, for example: pytorch/pytorch:latest.
-        command: What to run in it; empty means what the image runs by itself.
-        required_gpus: Devices, all at the same time.
+        command: What to run in it; empty runs the image's own command.
+        required_gpus: How many devices the job needs, all at the same time.
         type: How the command uses several devices: torchrun for Python programs, Horovod, or as it is.
         name: A name for the job.
     """

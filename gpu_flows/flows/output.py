@@ -1,4 +1,4 @@
-"""What a command says, as much of it as one can read."""
+"""The output of a command, limited to a rate that people can read."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from contextlib import suppress
 
 Emit = Callable[[str], None]
 
-_LINES_AT_ONCE = 500
+_BURST_LINES = 500
 _LINES_PER_SECOND = 20
 _LONGEST_LINE = 4_000
-_SECONDS_BETWEEN_UPDATES = 5.0  # of a progress bar, or of how many lines are left out
+_SECONDS_BETWEEN_UPDATES = 5.0  # of a progress bar, or of the number of omitted lines
 
-# Colours and cursor movements, and what a database refuses to store (NUL) or a browser to show.
+# Colours, cursor movements, and characters that a database cannot store or a browser cannot show.
 _UNPRINTABLE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07]*\x07|[\x00-\x08\x0b-\x1f\x7f]")
 
 
 class Output:
-    """What a command says: all of it goes to stdout, as much as one can read goes to `emit`."""
+    """Writes all output of a command to stdout, and passes as many lines to `emit` as people can read."""
 
     def __init__(self, emit: Emit, clock: Callable[[], float] = time.monotonic) -> None:
         self._emit = emit
@@ -29,45 +29,45 @@ class Output:
         self.lines = 0
         self.last_lines: deque[str] = deque(maxlen=10)
         self._unfinished = b""
-        self._allowance = float(_LINES_AT_ONCE)
+        self._allowance = float(_BURST_LINES)
         self._allowance_at = self._remarked_at = clock()
         self._redrawn_at = -_SECONDS_BETWEEN_UPDATES
-        self._left_out = 0
-        self._last_left_out: deque[str] = deque(maxlen=10)
+        self._omitted = 0
+        self._last_omitted: deque[str] = deque(maxlen=10)
 
     def feed(self, chunk: bytes) -> None:
-        with suppress(OSError):  # a full disk or a closed stdout is not the command's fault
+        with suppress(OSError):  # a full disk or a closed stdout must not stop the command
             rest = memoryview(chunk)
             while rest:
                 rest = rest[os.write(1, rest) :]
         lines = (self._unfinished + chunk).splitlines(keepends=True)
-        # One that ends in \r may still turn out to end in \r\n.
+        # The next chunk may begin with the \n of a line that ends in \r\n.
         unfinished = bool(lines) and not lines[-1].endswith(b"\n") and len(lines[-1]) <= _LONGEST_LINE
         self._unfinished = lines.pop() if unfinished else b""
         for line in lines:
-            self._take(line)
+            self._process(line)
 
     def emit(self, line: str) -> None:
-        with suppress(Exception):  # nor is a reader who fails
+        with suppress(Exception):  # neither must a reader that fails
             self._emit(line)
 
     def remark(self, text: str) -> None:
         self.emit(f"[{text}]")
 
     def close(self) -> None:
-        """The end matters most: show the last lines even when those before were left out."""
-        self._take(self._unfinished)
-        self._left_out -= len(self._last_left_out)
-        self._tell_what_is_left_out()
-        for line in self._last_left_out:
+        """Pass on the last lines, even if lines before them were omitted."""
+        self._process(self._unfinished)
+        self._omitted -= len(self._last_omitted)
+        self._report_omitted()
+        for line in self._last_omitted:
             self.emit(line)
 
-    def _take(self, raw: bytes) -> None:
+    def _process(self, raw: bytes) -> None:
         line = _UNPRINTABLE.sub("", raw.decode(errors="replace")).rstrip()
         if not line:
             return
         now = self.clock()
-        if raw.endswith(b"\r"):  # a progress bar: a terminal would show only its latest state
+        if raw.endswith(b"\r"):  # a progress bar, of which a terminal shows only the latest state
             if now - self._redrawn_at < _SECONDS_BETWEEN_UPDATES:
                 return
             self._redrawn_at = now
@@ -76,20 +76,20 @@ class Output:
         self.lines += 1
         self.last_lines.append(line)
         earned = (now - self._allowance_at) * _LINES_PER_SECOND
-        self._allowance = min(float(_LINES_AT_ONCE), self._allowance + earned)
+        self._allowance = min(float(_BURST_LINES), self._allowance + earned)
         self._allowance_at = now
         if self._allowance < 1:
-            self._left_out += 1
-            self._last_left_out.append(line)
+            self._omitted += 1
+            self._last_omitted.append(line)
             return
         self._allowance -= 1
         if now - self._remarked_at >= _SECONDS_BETWEEN_UPDATES:
             self._remarked_at = now
-            self._tell_what_is_left_out()
-        self._last_left_out.clear()
+            self._report_omitted()
+        self._last_omitted.clear()
         self.emit(line)
 
-    def _tell_what_is_left_out(self) -> None:
-        if self._left_out > 0:
-            self.remark(f"{self._left_out:,} lines left out here; the job's log file has them all")
-        self._left_out = 0
+    def _report_omitted(self) -> None:
+        if self._omitted > 0:
+            self.remark(f"{self._omitted:,} lines omitted here; the job's log file has them all")
+        self._omitted = 0

@@ -1,8 +1,7 @@
-"""The `train` flow: a small torch model on data made on the spot, with live progress in the UI.
+"""The `train` flow: trains a small torch model on generated data, with live progress in the UI.
 
-On one device it trains in the flow's own process, on more in a process for each of them. Either way it can
-be stopped anywhere: asked to leave, it saves a checkpoint after the step it is in, and the next attempt goes
-on from there.
+On one device it trains in the flow's own process, on several devices in one process per device. It can be
+stopped at any time: it saves a checkpoint after the current step, and the next attempt continues from there.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ import threading
 import time
 from collections.abc import Callable
 from contextvars import copy_context
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, cast
 from uuid import UUID
 
@@ -25,7 +23,7 @@ from prefect.artifacts import (
     update_progress_artifact,
 )
 
-from gpu_flows.flows.several import train_in_processes
+from gpu_flows.flows.training_processes import train_in_processes
 from gpu_flows.training.assigned import assigned_devices
 from gpu_flows.training.config import TrainConfig
 
@@ -35,29 +33,29 @@ if TYPE_CHECKING:
     Log = logging.Logger | logging.LoggerAdapter[logging.Logger]
 
 _SECONDS_BETWEEN_LOG_LINES = 2.0
-_SECONDS_BETWEEN_CARDS = 1.0
-_SECONDS_FOR_THE_LAST_CARD = 3.0
+_SECONDS_BETWEEN_UPDATES = 1.0
+_SECONDS_FOR_LAST_UPDATE = 3.0
 
 
 @flow(name="train")
 def train(config: TrainConfig = TrainConfig()) -> dict[str, Any]:  # noqa: B008  only read
-    """Train a small torch model on the devices this run was given.
+    """Train a small torch model on the devices of this run.
 
     Args:
         config: The model, its size, and how far to train it.
     """
-    _need_torch()
+    _require_torch()
     log = get_run_logger()
     next_line = time.monotonic()
 
     def report(progress: Progress) -> None:
         nonlocal next_line
-        card.show(progress)
+        artifact.show(progress)
         if time.monotonic() >= next_line:
             next_line = time.monotonic() + _SECONDS_BETWEEN_LOG_LINES
             log.info("%3.0f%%  %s", 100 * progress.fraction, progress)
 
-    with _ProgressCard(log) as card:
+    with _ProgressArtifact(log) as artifact:
         result = _train(config, report, log)
 
     summary = f"{result.model}: loss {result.first_loss:.4g} to {result.loss:.4g} in {result.seconds:.1f} s"
@@ -66,7 +64,7 @@ def train(config: TrainConfig = TrainConfig()) -> dict[str, Any]:  # noqa: B008 
     return result.as_dict()
 
 
-def _need_torch() -> None:
+def _require_torch() -> None:
     if importlib.util.find_spec("torch") is None:
         raise RuntimeError(
             "training needs torch, which is not installed where this job runs. "
@@ -81,7 +79,7 @@ def _train(config: TrainConfig, report: Callable[[Progress], None], log: Log) ->
             config, devices, report, lambda line: log.info("%s: %s", config.model, line)
         )
 
-    from gpu_flows.training.hardware import find_hardware  # torch, only now
+    from gpu_flows.training.hardware import find_hardware  # imports torch
     from gpu_flows.training.loop import train
 
     hardware = find_hardware()
@@ -89,58 +87,53 @@ def _train(config: TrainConfig, report: Callable[[Progress], None], log: Log) ->
     return train(config, report, hardware=hardware)
 
 
-class _ProgressCard:
-    """The progress artifact of this run, kept up to date from a thread of its own.
+class _ProgressArtifact:
+    """The progress artifact of this run.
 
-    Training hands over its latest progress and goes on: a slow or absent server never holds it up.
+    A separate thread updates it, so that a slow or absent server never delays the training.
     """
 
     def __init__(self, log: Log) -> None:
         self._log = log
         self._latest: Progress | None = None
-        self._shown: Progress | None = None
-        self._artifact: UUID | None = None
+        self._published: Progress | None = None
+        self._artifact_id: UUID | None = None
         self._finished = threading.Event()
-        # The context tells Prefect which run the artifact belongs to.
+        # With the context, Prefect assigns the artifact to this run.
         self._thread = threading.Thread(
-            target=copy_context().run, args=(self._keep_showing,), name="progress", daemon=True
+            target=copy_context().run, args=(self._keep_publishing,), name="progress", daemon=True
         )
 
     def show(self, progress: Progress) -> None:
         self._latest = progress
 
-    def __enter__(self) -> _ProgressCard:
+    def __enter__(self) -> _ProgressArtifact:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self._finished.set()
-        self._thread.join(timeout=_SECONDS_FOR_THE_LAST_CARD)
+        self._thread.join(timeout=_SECONDS_FOR_LAST_UPDATE)
 
-    def _keep_showing(self) -> None:
-        while not self._finished.wait(_SECONDS_BETWEEN_CARDS):
+    def _keep_publishing(self) -> None:
+        while not self._finished.wait(_SECONDS_BETWEEN_UPDATES):
             self._publish()
         self._publish()
 
     def _publish(self) -> None:
         progress = self._latest
-        if progress is None or progress is self._shown:
+        if progress is None or progress is self._published:
             return
         percent = round(100 * progress.fraction, 1)
         try:
-            if self._artifact is None:
+            if self._artifact_id is None:
                 created = create_progress_artifact(percent, "training-progress", str(progress))
-                self._artifact = cast(UUID, created)  # only a coroutine inside an event loop
+                self._artifact_id = cast(UUID, created)  # a coroutine only inside an event loop
             else:
-                update_progress_artifact(self._artifact, percent, str(progress))
-            self._shown = progress
-        except Exception as error:  # whatever ails the server, it is no reason to stop training
-            self._log.debug("progress not shown: %s", error)
+                update_progress_artifact(self._artifact_id, percent, str(progress))
+            self._published = progress
+        except Exception as error:  # no failure of the server may stop the training
+            self._log.debug("The progress could not be published: %s", error)
 
 
 def _publish_result(result: TrainResult, summary: str, log: Log) -> None:
@@ -158,5 +151,5 @@ def _publish_result(result: TrainResult, summary: str, log: Log) -> None:
     table = "\n".join(["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows.items())])
     try:
         create_markdown_artifact(table, key="training-result", description=summary)
-    except Exception as error:  # the training is done and its result is returned: do not lose that
-        log.warning("the result table could not be published: %s", error)
+    except Exception as error:  # the flow must still return the result of the training
+        log.warning("The result table could not be published: %s", error)

@@ -12,6 +12,7 @@ import fcntl
 import logging
 import os
 import re
+import socket
 import time
 from datetime import timedelta
 from pathlib import Path
@@ -27,7 +28,7 @@ from prefect.client.schemas.actions import (
 )
 from prefect.exceptions import ObjectAlreadyExists, PrefectException
 
-from gpu_flows.prefect_api.run_states import hostname, now
+from gpu_flows.common.clock import utc_now
 
 LEASE_S = 60.0  # the shortest that Prefect grants
 RENEW_S = 15.0
@@ -41,7 +42,7 @@ class PoolLease:
         self._client, self._pool, self._worker, self._log = client, pool, worker, log
         self._slot = f"gpu-flows-worker-{pool}"
         self._variable = "gpu_flows_leader_" + re.sub(r"[^a-z0-9_]", "_", pool.lower())
-        self._place = f"{hostname()}:{folder.resolve()}"
+        self._place = f"{socket.gethostname()}:{folder.resolve()}"
         self._file = folder / "lease"
         self._lock_file = folder / "lock"
         self._lock: int | None = None
@@ -172,7 +173,7 @@ class PoolLease:
         signed = variable.value if variable and isinstance(variable.value, dict) else {}
         if signed.get("place") == self._place:
             return True
-        recent = now() - ORPHANED_AFTER
+        recent = utc_now() - ORPHANED_AFTER
         workers = await self._client.read_workers_for_work_pool(self._pool)
         alive = [w.name for w in workers if w.last_heartbeat_time and w.last_heartbeat_time > recent]
         return str(signed.get("worker", "")) not in alive

@@ -25,15 +25,17 @@ from prefect.exceptions import PrefectException
 from gpu_flows.analytics.facts import DeviceEvent
 from gpu_flows.analytics.recorder import Recorder
 from gpu_flows.blocks import GpuCluster, Warehouse
+from gpu_flows.common.clock import utc_now
 from gpu_flows.config.block_follower import BlockFollower
 from gpu_flows.config.paths import END_WITH_WORKER, default_warehouse, pool_folder
 from gpu_flows.config.pool_blocks import BadBlock, BlockNames, read_warehouse
 from gpu_flows.dispatch.dispatcher import Dispatcher
 from gpu_flows.dispatch.job_store import JobStore
-from gpu_flows.prefect_api.due_runs import Arrivals, Intake
+from gpu_flows.prefect_api.due_jobs import DueJobs, FoundJobs
+from gpu_flows.prefect_api.launch_builder import LaunchBuilder
 from gpu_flows.prefect_api.prefect_gateway import PrefectGateway
 from gpu_flows.prefect_api.run_logs import RunLogs
-from gpu_flows.prefect_api.run_states import RunStates, now
+from gpu_flows.prefect_api.run_states import RunStates
 from gpu_flows.prefect_api.waiting_notes import WaitingNotes
 from gpu_flows.runtimes.attempt_store import AttemptStore
 from gpu_flows.runtimes.process import ProcessRuntime
@@ -67,14 +69,15 @@ class PoolService:
         self.folder = pool_folder(pool.name)
         self.job_store = JobStore(self.folder)
         self.engine = Engine((), Fifo(), can_preempt=True, protection=Protection())
-        self.intake = Intake(client, pool, queues)
+        self.due_jobs = DueJobs(client, pool, queues)
         self.states = RunStates(client, pool.name)
         self._attempt_store = AttemptStore(self.folder)
         self.containers = self._containers()
         self.runtime = Runtimes(ProcessRuntime(self._attempt_store), self.containers)
-        self.gateway = PrefectGateway(
-            pool.name, self.intake, self.states, identity, self._attempts_of, self.job_store.checkpoints
+        launches = LaunchBuilder(
+            client, self.due_jobs, identity, self._attempts_of, self.job_store.checkpoints
         )
+        self.gateway = PrefectGateway(self.due_jobs, self.states, launches)
         self._lease = PoolLease(client, pool.name, identity()[0], self.folder, log)
         self._recorder: Recorder | None = None
         self.dispatcher = Dispatcher(
@@ -198,23 +201,23 @@ class PoolService:
 
     async def poll(self, pool: WorkPool) -> None:
         """Look at everything: the backstop for whatever events did not tell."""
-        self.pool = self.intake.pool = pool
+        self.pool = self.due_jobs.pool = pool
         if not self.dispatcher.active:
             return
         began = time.monotonic()
         async with self._looking:
             before = {job.id for job in self.engine.waiting} | set(self._due)
-            arrivals = await self.intake.look(pool, keep=self.dispatcher.executing())
+            arrivals = await self.due_jobs.find_all(keep=self.dispatcher.executing())
             seen = {job.id for job in arrivals.jobs}
             await self._take(arrivals, asked=began)
             await self._note_gone(before - seen - self.dispatcher.executing())
             self._described &= set(self._due) | self.dispatcher.executing()
             self._finished_at = {id: at for id, at in self._finished_at.items() if at >= began}
-        for run in await self.intake.of_state(StateType.CANCELLING, StateType.PENDING):
+        for run in await self.due_jobs.runs.find_in_state(StateType.CANCELLING, StateType.PENDING):
             if run.state_type == StateType.CANCELLING:
                 await self._cancel(run.id)
-            elif not self.dispatcher.has_execution(str(run.id)) and self.states.is_left_claimed(run):
-                await self.states.unclaim(run.id, "it was claimed and never launched")
+            elif not self.dispatcher.has_execution(str(run.id)) and self.states.is_abandoned_claim(run):
+                await self.states.release_claim(run.id, "it was claimed and never launched")
         await self._follow_blocks()
         rest = min(LONGEST_REST_S, REST_SHARE * (time.monotonic() - began))
         self._rest_until = time.monotonic() + rest
@@ -231,9 +234,9 @@ class PoolService:
             if heard and self.dispatcher.active:
                 asked = time.monotonic()
                 with contextlib.suppress(httpx.HTTPError):  # the next poll sees them
-                    await self._take(await self.intake.look_at(heard), asked)
+                    await self._take(await self.due_jobs.find(heard), asked)
 
-    async def _take(self, arrivals: Arrivals, asked: float) -> None:
+    async def _take(self, arrivals: FoundJobs, asked: float) -> None:
         """Put arrivals in line, but for those that were started and put down since they were asked
         for: what was read of them is history."""
         for run, why in arrivals.bad:
@@ -243,12 +246,12 @@ class PoolService:
             if self._finished_at.get(job.id, -1.0) >= asked:
                 continue
             if job.id not in self._described:
-                self._record(await self.intake.describe(job))
+                self._record(await self.due_jobs.describe(job))
                 self._described.add(job.id)
             self._due[job.id] = job
         self._admit()
         if arrivals.next_due:
-            delay = max(0.0, (arrivals.next_due - now()).total_seconds())
+            delay = max(0.0, (arrivals.next_due - utc_now()).total_seconds())
             self._poll_after(delay + 0.02)
 
     def _on_finished(self, job: Job) -> None:
@@ -272,7 +275,7 @@ class PoolService:
             del self._due[job_id]
         running = self.engine.running
         counted = [j for j in executing if not (j in running and running[j].job.gpus == 0)]
-        allowed = self.intake.within_limits(self._due.values(), counted)
+        allowed = self.due_jobs.within_limits(self._due.values(), counted)
         for job in allowed:
             self.dispatcher.submit(job)
         if len(allowed) != len(self.engine.waiting):
@@ -286,10 +289,11 @@ class PoolService:
         gone = set(job_ids)
         if not gone:
             return
-        states = {str(run.id): run.state for run in await self.intake.by_id(UUID(each) for each in gone)}
+        found = await self.due_jobs.runs.find_in_any_state(UUID(job_id) for job_id in gone)
+        states = {str(run.id): run.state for run in found}
         for job_id in gone:
             state = states.get(job_id)
-            if state and state.is_scheduled() and self.intake.is_due(job_id, state):
+            if state and state.is_scheduled() and self.due_jobs.is_due(job_id, state):
                 continue
             self._due.pop(job_id, None)
             self.dispatcher.withdraw(job_id)
@@ -313,7 +317,7 @@ class PoolService:
         if self.engine.waits(job_id):
             self.dispatcher.withdraw(job_id)
             self.dispatcher.note_end(job_id, "cancelled", "cancelled while it waited")
-        await self.states.close_abandoned(run_id)
+        await self.states.complete_cancellation(run_id)
 
     # -- news ---------------------------------------------------------------------------------
 
@@ -333,9 +337,7 @@ class PoolService:
 
     def _follow_cluster(self, cluster: GpuCluster) -> None:
         """Another cluster from now on: what containers may ask for, and where they run."""
-        self.gateway.cluster = cluster
-        here = all(host.is_here for host in cluster.docker_hosts)
-        self.intake.container_rules = (cluster.containers, here)
+        self.due_jobs.cluster = cluster
 
     def _hear_of_host(self, name: str, trouble: str) -> None:
         """A Docker host went down or came up, and with it the nodes that it serves."""
@@ -344,7 +346,7 @@ class PoolService:
             self._log.error("%s", trouble)
         else:
             self._log.info("Docker host %s answers.", name)
-        for node in [name] if self.gateway.cluster.hosts else list(nodes):
+        for node in [name] if self.due_jobs.cluster.hosts else list(nodes):
             if node in nodes:
                 self.engine.set_node(node, not trouble, trouble)
                 kind, now = ("gone" if trouble else "healthy"), time.time()
