@@ -46,16 +46,16 @@ from gpu_flows.schedulers.cluster.spec import declare
 from gpu_flows.schedulers.policy import make_policy
 from gpu_flows.schedulers.simulation.profiles import Profile
 from gpu_flows.schedulers.simulation.simulator import simulate
-from gpu_flows.schedulers.simulation.world import World
+from gpu_flows.schedulers.simulation.conditions import Conditions
 from gpu_flows.schedulers.traces import load
 from gpu_flows.schedulers.traces.gavel import throughputs
 
 folder, trace, options = Path(sys.argv[1]), sys.argv[2], json.loads(sys.argv[3])
 measured = folder / "solo_throughputs.json"
 arrivals = load(folder / f"{trace}.trace", throughputs=measured).arrivals
-world = World(Profile(throughputs(json.loads(measured.read_text())), "v100"))
+conditions = Conditions(Profile(throughputs(json.loads(measured.read_text())), "v100"))
 nodes = declare("2x4:v100+4x4:p100+3x8:k80")
-jobs = simulate(arrivals, nodes, make_policy("gavel", options), world).jobs
+jobs = simulate(arrivals, nodes, make_policy("gavel", options), conditions).jobs
 used = resource.getrusage(resource.RUSAGE_SELF)
 turnaround = sum(job.turnaround_s for job in jobs) / len(jobs)
 print(json.dumps([turnaround, max(job.ended for job in jobs), used.ru_utime]))

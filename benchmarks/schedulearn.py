@@ -19,10 +19,10 @@ from common import arguments, carry_out, conclude
 
 from gpu_flows.schedulers.cluster.spec import declare
 from gpu_flows.schedulers.policy import make_policy
+from gpu_flows.schedulers.simulation.conditions import Conditions
 from gpu_flows.schedulers.simulation.generators import generate
 from gpu_flows.schedulers.simulation.profiles import SCHEDULEARN
 from gpu_flows.schedulers.simulation.simulator import simulate
-from gpu_flows.schedulers.simulation.world import World
 
 STRATEGIES = (5, 10, 15, 20)
 PUBLISHED: dict[str, dict[str, dict[int, int]]] = {  # percent, from FIFO to Round Robin
@@ -46,8 +46,8 @@ def means(workload: str, policy: str, interference: float, seeds: int) -> dict[s
     spans, turnarounds = [], []
     for seed in range(seeds):
         chosen = make_policy(policy, {"sharing": "shared"})
-        world = World(SCHEDULEARN, interference=interference)
-        jobs = simulate(generate(workload, seed), declare("3x4:GTX 1080 Ti:11"), chosen, world).jobs
+        conditions = Conditions(SCHEDULEARN, interference=interference)
+        jobs = simulate(generate(workload, seed), declare("3x4:GTX 1080 Ti:11"), chosen, conditions).jobs
         spans.append(max(job.arrival.job.submitted + job.turnaround_s for job in jobs))
         turnarounds.append(fmean(job.turnaround_s for job in jobs))
     return {"makespan": fmean(spans), "turnaround": fmean(turnarounds)}

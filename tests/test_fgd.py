@@ -14,8 +14,9 @@ from types import ModuleType
 
 import pytest
 
+from gpu_flows.schedulers.cluster.node_state import NodeState
 from gpu_flows.schedulers.cluster.spec import declare
-from gpu_flows.schedulers.cluster.state import Cluster, NodeState
+from gpu_flows.schedulers.cluster.state import Cluster
 from gpu_flows.schedulers.model import Device, Job, Node
 from gpu_flows.schedulers.placement.fragmentation import STEP
 from gpu_flows.schedulers.placement.options import PlacementOptions
@@ -81,7 +82,7 @@ def test_every_job_goes_where_fragmentation_grows_least() -> None:
         for number, ask in enumerate(asks[:8]):  # some are there already, wherever
             held = random.choice([(), *(devices for node in on for devices in places(ask, node))])
             if held:
-                on.take(replace(ask, id=f"holder {number}"), held)
+                on.allocate(replace(ask, id=f"holder {number}"), held)
         mix = asks[8:]  # with the twelfth job the mix is taken anew
         for ask in mix:
             chosen = place(ask, on)
@@ -89,9 +90,9 @@ def test_every_job_goes_where_fragmentation_grows_least() -> None:
         growth = {}
         for node in on:
             for devices in places(ask, node):
-                on.take(ask, devices)
+                on.allocate(ask, devices)
                 growth[frozenset(devices)] = fragmentation(on, mix) - before
-                on.give_back(ask)
+                on.release(ask)
         assert bool(chosen) == bool(growth)
         if chosen:
             compared += len(growth) > 1
@@ -108,14 +109,14 @@ def test_a_gap_is_judged_by_who_can_use_it() -> None:
     """Tight is not good by itself: three tenths left are lost if everybody asks for half a device."""
     for ask, best in ((500, "n1-0"), (300, "n0-0")):
         on = Cluster(nodes((1, 0.0), (1, 0.0), (1, 0.0)))
-        on.take(Job("x", memory_mb=200), (on.devices["n0-0"].device,))  # 800 left: 300 after the job
+        on.allocate(Job("x", memory_mb=200), (on.devices["n0-0"].device,))  # 800 left: 300 after the job
         usual(on, Job("", memory_mb=ask))
         assert [device.id for device in place(Job("a", memory_mb=500), on)] == [best]
 
 
 def test_devices_that_lost_their_processors_are_used_first_by_those_who_need_none() -> None:
     on = Cluster(nodes((4, 32.0), (4, 32.0)))
-    on.take(Job("hog", cpus=31.0), (on.devices["n1-0"].device,))
+    on.allocate(Job("hog", cpus=31.0), (on.devices["n1-0"].device,))
     usual(on, Job("", cpus=4.0))
     assert {device.node for device in place(Job("a", gpus=2), on)} == {"n1"}
 
@@ -128,7 +129,7 @@ def test_a_node_that_the_usual_jobs_insist_on_is_left_to_them() -> None:
 
 def test_whole_devices_are_kept_together_for_those_who_ask_for_many() -> None:
     on = Cluster(declare("3x4"))
-    on.take(Job("x", gpus=2), tuple(state.device for state in on.nodes["node-2"].devices[:2]))
+    on.allocate(Job("x", gpus=2), tuple(state.device for state in on.nodes["node-2"].devices[:2]))
     usual(on, Job("", gpus=4), "exclusive")
     assert {device.node for device in place(Job("a"), on, "exclusive")} == {"node-2"}
 
@@ -136,7 +137,7 @@ def test_whole_devices_are_kept_together_for_those_who_ask_for_many() -> None:
 def test_what_was_learned_on_one_cluster_stays_there_and_goes_with_it() -> None:
     halves, thirds = (Cluster(nodes((1, 0.0), (1, 0.0))) for _ in range(2))
     for on, ask in ((halves, 500), (thirds, 300)):
-        on.take(Job("x", memory_mb=200), (on.devices["n0-0"].device,))
+        on.allocate(Job("x", memory_mb=200), (on.devices["n0-0"].device,))
         usual(on, Job("", memory_mb=ask))
     job = Job("a", memory_mb=500)
     assert [place(job, on)[0].id for on in (halves, thirds, halves)] == ["n1-0", "n0-0", "n1-0"]
@@ -149,7 +150,7 @@ def test_what_was_learned_on_one_cluster_stays_there_and_goes_with_it() -> None:
 def test_a_new_declaration_is_followed() -> None:
     on = Cluster(nodes((2, 0.0)))
     assert place(Job("a", gpus=2), on)
-    on.replace(nodes((1, 0.0), (4, 0.0)))
+    on.set_nodes(nodes((1, 0.0), (4, 0.0)))
     assert {device.node for device in place(Job("b", gpus=3), on)} == {"n1"}
 
 

@@ -22,14 +22,14 @@ def cluster(spec: str, *busy: int) -> Cluster:
     made = Cluster(declare(spec))
     for node, count in zip(made, busy, strict=False):
         for state in node.devices[:count]:
-            made.take(Job(f"holder of {state.device.id}"), (state.device,))
+            made.allocate(Job(f"holder of {state.device.id}"), (state.device,))
     return made
 
 
 def find(placement: str, job: Job, on: Cluster, **options: Any) -> dict[str, list[int]]:
     """node -> indices of the devices chosen there."""
     devices = PlacementOptions(placement=placement, **options).place(job, on)
-    assert not devices or not on.objection(job, devices)
+    assert not devices or not on.allocation_error(job, devices)
     chosen: dict[str, list[int]] = {}
     for device in devices:
         chosen.setdefault(device.node, []).append(device.index)
@@ -99,7 +99,7 @@ def test_shared_devices_are_packed_fitted_or_spread_by_their_free_memory() -> No
     on = cluster("3x2:A100:80")
     for device, memory_gb in (("node-1-0", 30), ("node-2-0", 50), ("node-2-1", 20), ("node-3-0", 60)):
         holder = Job(f"holder of {device}", memory_mb=memory_gb * GB)
-        on.take(holder, (on.devices[f"SIM-{device}"].device,))  # free: 50 80 | 30 60 | 20 80
+        on.allocate(holder, (on.devices[f"SIM-{device}"].device,))  # free: 50 80 | 30 60 | 20 80
     job = Job("a", memory_mb=20 * GB)
     assert find("pack", job, on, sharing="shared") == {"node-2": [0]}  # no idle device there
     assert find("best_fit", job, on, sharing="shared") == {"node-3": [0]}  # nothing is left over
@@ -113,7 +113,7 @@ def test_devices_too_busy_to_be_offered_are_passed_over(placement: str) -> None:
     on = cluster("1x2:A100:80")
     job = Job("a", memory_mb=10 * GB)
     for index, state in enumerate(on.nodes["node-1"].devices):
-        on.take(Job(f"holder {index}", memory_mb=(40 - index) * GB), (state.device,))
+        on.allocate(Job(f"holder {index}", memory_mb=(40 - index) * GB), (state.device,))
     for hot, cool in ((0, 1), (1, 0)):
         for index, state in enumerate(on.nodes["node-1"].devices):
             state.utilization = 95.0 if index == hot else 10.0
@@ -124,8 +124,8 @@ def test_nodes_without_processors_left_are_no_place() -> None:
     nodes = [replace(node, cpus=8.0, ram_mb=64 * GB) for node in declare("3x4")]
     for placement in PLACEMENTS:
         on = Cluster(nodes)
-        on.take(Job("greedy", gpus=1, cpus=7.0), (on.nodes["node-1"].devices[0].device,))
-        on.take(Job("hungry", gpus=1, ram_mb=60 * GB), (on.nodes["node-2"].devices[0].device,))
+        on.allocate(Job("greedy", gpus=1, cpus=7.0), (on.nodes["node-1"].devices[0].device,))
+        on.allocate(Job("hungry", gpus=1, ram_mb=60 * GB), (on.nodes["node-2"].devices[0].device,))
         assert list(find(placement, Job("a", cpus=2.0, ram_mb=8 * GB), on)) == ["node-3"]
 
 
@@ -174,25 +174,25 @@ def test_every_placement_finds_a_lawful_place_exactly_if_there_is_one(sharing: s
             }
             for name, devices in places.items():
                 assert bool(devices) == bool(places["first_fit"]), (seed, step, name, job)
-                assert not devices or not on.objection(job, devices), (seed, step, name, job)
+                assert not devices or not on.allocation_error(job, devices), (seed, step, name, job)
             devices = places[random.choice(list(places))]
             if devices:
                 found += 1
-                on.take(job, devices)
+                on.allocate(job, devices)
                 holders.append(job)
             if holders and random.random() < 0.4:
-                on.give_back(holders.pop(random.randrange(len(holders))))
+                on.release(holders.pop(random.randrange(len(holders))))
             if random.random() < 0.1:
-                on.set_health(random.choice(list(on.devices)), random.random() < 0.7)
+                on.mark_device(random.choice(list(on.devices)), random.random() < 0.7)
             if random.random() < 0.05:
-                on.set_node(random.choice(list(on.nodes)), random.random() < 0.7)
+                on.mark_node(random.choice(list(on.nodes)), random.random() < 0.7)
     assert found > 500
 
 
 def test_only_nodes_of_the_set_are_used() -> None:
     for placement in PLACEMENTS:
         on = cluster("4x4@2", 0, 1, 2, 0)
-        among = on.mask(["node-2", "node-3"])
+        among = on.node_set(["node-2", "node-3"])
         options = PlacementOptions(placement=placement)
         for job in (Job("a", gpus=2), Job("b", gpus=5, may_span_nodes=True)):
             devices = options.place(job, on, among=among)
@@ -205,7 +205,7 @@ def test_only_nodes_of_the_set_are_used() -> None:
 
 def idle_in_racks(on: Cluster) -> dict[str, int]:
     return {
-        name: sum(node.idle for node in on.those(rack.nodes) if node.up) for name, rack in on.racks.items()
+        name: sum(node.idle for node in on.nodes_in(rack.nodes) if node.up) for name, rack in on.racks.items()
     }
 
 
@@ -214,42 +214,42 @@ def test_the_cluster_knows_what_is_idle_in_each_rack_and_where_anything_changed(
     on = Cluster(declare("12x4@4"))
     holders: list[tuple[Job, tuple[Device, ...]]] = []
     for number in range(300):
-        before, touched = on.moment, set[str]()
+        before, touched = on.version, set[str]()
         if holders and random.random() < 0.5:
             job, devices = holders.pop(random.randrange(len(holders)))
             touched |= {device.node for device in devices}
-            on.give_back(job)
+            on.release(job)
         else:
             job = Job(f"{number}", gpus=random.randint(1, 6), may_span_nodes=True)
             devices = PlacementOptions(placement="any").place(job, on)
             if devices:
-                on.take(job, devices)
+                on.allocate(job, devices)
                 holders.append((job, devices))
                 touched |= {device.node for device in devices}
         device = random.choice(list(on.devices.values())).device
-        if on.set_health(device.id, random.random() < 0.8):
+        if on.mark_device(device.id, random.random() < 0.8):
             touched.add(device.node)
         if random.random() < 0.1:
-            on.set_node(f"node-{random.randint(1, 12)}", random.random() < 0.7)
+            on.mark_node(f"node-{random.randint(1, 12)}", random.random() < 0.7)
         assert {node.name for node in on.changed_since(before)} == touched
         assert {name: rack.idle for name, rack in on.racks.items()} == idle_in_racks(on)
-    on.replace(declare("5x4@2"))
+    on.set_nodes(declare("5x4@2"))
     assert list(on.racks) == ["rack-1", "rack-2", "rack-3"]
     assert {name: rack.idle for name, rack in on.racks.items()} == idle_in_racks(on)
 
 
 def test_nodes_come_apart_by_what_is_idle() -> None:
     on = cluster("5x4", 4, 1, 0, 1, 2)
-    everywhere = on.mask(on.nodes)
+    everywhere = on.node_set(on.nodes)
 
     def named(parts: Iterable[tuple[int, int]]) -> list[tuple[int, list[str]]]:
-        return [(idle, [node.name for node in on.those(nodes)]) for idle, nodes in parts]
+        return [(idle, [node.name for node in on.nodes_in(nodes)]) for idle, nodes in parts]
 
-    assert named(on.by_idle(everywhere)) == [
+    assert named(on.group_by_idle(everywhere)) == [
         (0, ["node-1"]),
         (2, ["node-5"]),
         (3, ["node-2", "node-4"]),
         (4, ["node-3"]),
     ]
-    assert named(on.by_idle(everywhere, 3)) == [(3, ["node-2", "node-4"]), (4, ["node-3"])]
-    assert on.by_idle(everywhere, 9) == []
+    assert named(on.group_by_idle(everywhere, 3)) == [(3, ["node-2", "node-4"]), (4, ["node-3"])]
+    assert on.group_by_idle(everywhere, 9) == []

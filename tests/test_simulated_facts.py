@@ -17,6 +17,7 @@ from gpu_flows.analytics.answers import named_queries
 from gpu_flows.schedulers.cluster.spec import declare
 from gpu_flows.schedulers.model import Job
 from gpu_flows.schedulers.policy import make_policy
+from gpu_flows.schedulers.simulation.conditions import Conditions
 from gpu_flows.schedulers.simulation.simulator import Simulation, simulate
 from gpu_flows.schedulers.simulation.summary import (
     ROW,
@@ -25,7 +26,6 @@ from gpu_flows.schedulers.simulation.summary import (
     rows,
     summarize,
 )
-from gpu_flows.schedulers.simulation.world import World
 from gpu_flows.schedulers.traces import TraceError
 from gpu_flows.schedulers.workload import Arrival
 
@@ -74,10 +74,14 @@ def write(database: Path, simulations: dict[str, Simulation]) -> None:
 
 
 @pytest.mark.parametrize("sharing", ["exclusive", "shared"])
-@pytest.mark.parametrize("world", [World(), World(restart_s=2.5, node_mtbf_s=900, repair_s=60, seed=3)])
-def test_sql_gives_the_figures_of_the_summary_exactly(database: Path, sharing: str, world: World) -> None:
+@pytest.mark.parametrize(
+    "conditions", [Conditions(), Conditions(restart_s=2.5, node_mtbf_s=900, repair_s=60, seed=3)]
+)
+def test_sql_gives_the_figures_of_the_summary_exactly(
+    database: Path, sharing: str, conditions: Conditions
+) -> None:
     found = {
-        name: simulate(workload(), NODES, make_policy(name, {"sharing": sharing}), world)
+        name: simulate(workload(), NODES, make_policy(name, {"sharing": sharing}), conditions)
         for name in ("fifo", "srtf")
     }
     write(database, found)
@@ -87,7 +91,7 @@ def test_sql_gives_the_figures_of_the_summary_exactly(database: Path, sharing: s
         columns = "pool, jobs, finished, makespan_s, avg_turnaround_s, avg_queueing_s, restarts, allocation"
         [(pool, *figures)] = ask(database, f"select {columns} from policy_summary where policy = '{name}'")
         restarts = summary.preemptions + summary.moves + summary.losses
-        exact = world == World()  # else moments are random, and microseconds round them
+        exact = conditions == Conditions()  # else moments are random, and microseconds round them
         assert figures == pytest.approx(
             [
                 summary.finished,

@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from gpu_flows.schedulers.cluster.spec import declare
 from gpu_flows.schedulers.model import Job
 from gpu_flows.schedulers.policy import make_policy
+from gpu_flows.schedulers.simulation.conditions import Conditions, Tiers
 from gpu_flows.schedulers.simulation.estimates import estimates
 from gpu_flows.schedulers.simulation.profiles import Profile
 from gpu_flows.schedulers.simulation.simulator import Simulation, simulate
-from gpu_flows.schedulers.simulation.world import Tiers, World
 from gpu_flows.schedulers.traces import load
 from gpu_flows.schedulers.workload import Arrival, spanning
 from tests.workloads import workloads
@@ -75,24 +75,24 @@ def test_the_peers_answers_on_their_own_input_to_the_last_digit(
 
 def fifo_by_simpy(arrivals: list[Arrival], gpus: int) -> dict[str, tuple[float, float]]:
     """Strict FIFO over a number of GPUs, written with another simulator: job -> start and end."""
-    world = simpy.Environment()
-    pool = simpy.Container(world, capacity=gpus, init=gpus)
+    environment = simpy.Environment()
+    pool = simpy.Container(environment, capacity=gpus, init=gpus)
     found: dict[str, tuple[float, float]] = {}
 
     def run(arrival: Arrival):  # type: ignore[no-untyped-def]
         yield pool.get(arrival.job.gpus)
-        started = world.now
-        yield world.timeout(arrival.duration_s)
-        found[arrival.job.id] = (started, world.now)
+        started = environment.now
+        yield environment.timeout(arrival.duration_s)
+        found[arrival.job.id] = (started, environment.now)
         yield pool.put(arrival.job.gpus)
 
     def arrive():  # type: ignore[no-untyped-def]
         for arrival in sorted(arrivals, key=lambda each: each.job.order):
-            yield world.timeout(arrival.job.submitted - world.now)
-            world.process(run(arrival))
+            yield environment.timeout(arrival.job.submitted - environment.now)
+            environment.process(run(arrival))
 
-    world.process(arrive())
-    world.run()
+    environment.process(arrive())
+    environment.run()
     return found
 
 
@@ -121,17 +121,17 @@ def test_a_job_that_fits_nowhere_is_reported_with_its_reason_and_the_rest_ends()
     assert fine.ended == 10
 
 
-def run_alone(arrival: Arrival, spec: str, world: World, policy: str = "fifo") -> float | None:
-    return simulate([arrival], declare(spec), make_policy(policy), world).jobs[0].ended
+def run_alone(arrival: Arrival, spec: str, conditions: Conditions, policy: str = "fifo") -> float | None:
+    return simulate([arrival], declare(spec), make_policy(policy), conditions).jobs[0].ended
 
 
 def test_speed_depends_on_model_number_of_devices_and_distance() -> None:
     profile = Profile({("cnn", "A100"): {1: 4.0, 2: 7.0}, ("cnn", "T4"): {1: 1.0, 2: 1.5}}, reference="T4")
     job = Job("a", gpus=2, kind="cnn")
-    assert run_alone(Arrival(job, 150), "1x2:T4", World(profile)) == 150
-    assert run_alone(Arrival(job, 150), "1x2:A100", World(profile)) == pytest.approx(150 * 1.5 / 7)
+    assert run_alone(Arrival(job, 150), "1x2:T4", Conditions(profile)) == 150
+    assert run_alone(Arrival(job, 150), "1x2:A100", Conditions(profile)) == pytest.approx(150 * 1.5 / 7)
     far = Job("a", gpus=2, kind="cnn", may_span_nodes=True)
-    assert run_alone(Arrival(far, 150), "2x1:T4", World(profile, Tiers(nodes=1.2, racks=3))) == 180
+    assert run_alone(Arrival(far, 150), "2x1:T4", Conditions(profile, Tiers(nodes=1.2, racks=3))) == 180
 
 
 def test_an_elastic_job_on_fewer_devices_takes_longer() -> None:
@@ -146,7 +146,7 @@ def test_jobs_on_one_device_slow_each_other_down_only_while_both_run() -> None:
         Arrival(Job("b", memory_mb=1024, submitted=50), 25),
     ]
     policy = make_policy("fifo", {"sharing": "shared", "utilization_threshold": 100})
-    found = simulate(arrivals, declare("1x1"), policy, World(interference=1.0))
+    found = simulate(arrivals, declare("1x1"), policy, Conditions(interference=1.0))
     ends = {job.arrival.job.id: job.ended for job in found.jobs}
     # From 50 on both run at half speed: b needs 50 s, and a is 25 s behind.
     assert ends == {"b": 100, "a": 125}
@@ -154,8 +154,8 @@ def test_jobs_on_one_device_slow_each_other_down_only_while_both_run() -> None:
 
 def test_a_preempted_job_pays_for_its_restart_and_a_lost_one_for_its_last_checkpoint() -> None:
     arrivals = [Arrival(Job("long"), 100), Arrival(Job("short", submitted=40), 10)]
-    world = World(checkpoint_s=2, restart_s=5)
-    found = simulate(arrivals, declare("1x1"), make_policy("srtf"), world)
+    conditions = Conditions(checkpoint_s=2, restart_s=5)
+    found = simulate(arrivals, declare("1x1"), make_policy("srtf"), conditions)
     ends = {job.arrival.job.id: job.ended for job in found.jobs}
     assert ends == {"short": 50, "long": 50 + 7 + 60}
     assert found.preemptions == 1
@@ -165,14 +165,14 @@ def test_a_preempted_job_pays_for_its_restart_and_a_lost_one_for_its_last_checkp
         Arrival(Job("other", nodes=("node-2",)), 45),
         Arrival(Job("short", submitted=40, nodes=("node-1",)), 10),
     ]
-    found = simulate(elsewhere, declare("2x1"), make_policy("srtf"), World(restart_s=5, migration_s=20))
+    found = simulate(elsewhere, declare("2x1"), make_policy("srtf"), Conditions(restart_s=5, migration_s=20))
     assert {job.arrival.job.id: job.ended for job in found.jobs}["long"] == 45 + 25 + 60
 
     broken = simulate(
         [Arrival(Job("a"), 1000.0)],
         declare("1x1"),
         make_policy("fifo"),
-        World(node_mtbf_s=300, repair_s=50, checkpoint_every_s=100, seed=1),
+        Conditions(node_mtbf_s=300, repair_s=50, checkpoint_every_s=100, seed=1),
     )
     assert broken.losses > 0
     (job,) = broken.jobs
@@ -197,10 +197,12 @@ def test_wrong_estimates_mislead_the_policy_and_never_the_clock() -> None:
 
 def test_the_same_seed_gives_the_same_answer() -> None:
     arrivals = spanning(load(PHILLY, limit=300).arrivals)
-    world = World(node_mtbf_s=50_000, repair_s=5_000, checkpoint_every_s=600, seed=7)
+    conditions = Conditions(node_mtbf_s=50_000, repair_s=5_000, checkpoint_every_s=600, seed=7)
 
     def once() -> list[tuple[float | None, int]]:
-        found = simulate(arrivals, declare("10x8"), make_policy("srtf"), world, estimates("noisy:1", seed=7))
+        found = simulate(
+            arrivals, declare("10x8"), make_policy("srtf"), conditions, estimates("noisy:1", seed=7)
+        )
         return [(job.ended, job.attempts) for job in found.jobs]
 
     assert once() == once()
@@ -240,20 +242,20 @@ def test_jobs_that_run_slowly_do_not_push_each_other_out_in_turn() -> None:
         Arrival(Job("whole", submitted=1, nodes=("node-1",)), 120),
         *(Arrival(Job(f"tick-{n}", submitted=10.0 * n, nodes=("node-3",)), 1) for n in range(1, 30)),
     ]
-    found = simulate(arrivals, declare("3x1"), make_policy("srtf"), World(tiers=Tiers(nodes=3, racks=3)))
+    found = simulate(arrivals, declare("3x1"), make_policy("srtf"), Conditions(tiers=Tiers(nodes=3, racks=3)))
     assert found.preemptions <= 2
 
 
 @pytest.mark.parametrize(
-    ("policy", "world"),
+    ("policy", "conditions"),
     [
-        ("gavel", World(restart_s=400)),  # more than a round takes
-        ("fifo", World(node_mtbf_s=72, repair_s=36, checkpoint_every_s=2000)),
+        ("gavel", Conditions(restart_s=400)),  # more than a round takes
+        ("fifo", Conditions(node_mtbf_s=72, repair_s=36, checkpoint_every_s=2000)),
     ],
 )
-def test_what_would_never_end_is_noticed_and_said(policy: str, world: World) -> None:
+def test_what_would_never_end_is_noticed_and_said(policy: str, conditions: Conditions) -> None:
     arrivals = [Arrival(Job(name), 1000) for name in "ab"]
-    found = simulate(arrivals, declare("1x1"), make_policy(policy), world)
+    found = simulate(arrivals, declare("1x1"), make_policy(policy), conditions)
     assert {job.trouble.code for job in found.jobs if job.trouble} == {"endless"}
 
 

@@ -104,7 +104,7 @@ def _simulate(found: Inputs, number: int, spool: str, done: Callable[[int], None
     arrivals = jobs(found, choice.anywhere)
     guesses = estimates(study.estimates, study.seed)
     wall, cpu = time.perf_counter(), time.process_time()
-    simulation = run_simulation(arrivals, found.nodes, choice.make(), found.world, guesses, done)
+    simulation = run_simulation(arrivals, found.nodes, choice.make(), found.conditions, guesses, done)
     wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
     use = device_use(simulation)
     summary = _checked(simulation, use, len(arrivals))

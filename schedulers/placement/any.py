@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gpu_flows.schedulers.cluster.state import Cluster
 from gpu_flows.schedulers.model import Device, Job
-from gpu_flows.schedulers.placement.base import EVERYWHERE, SharingOptions, candidates, gathered
+from gpu_flows.schedulers.placement.base import ALL_NODES, SharingOptions, candidate_nodes, gather_devices
 from gpu_flows.schedulers.placement.first_fit import FirstFit
 
 
@@ -16,12 +16,12 @@ class Anywhere(FirstFit):
 
     name = "any"
 
-    def find(
-        self, job: Job, gpus: int, cluster: Cluster, sharing: SharingOptions, among: int = EVERYWHERE
+    def find_devices(
+        self, job: Job, gpus: int, cluster: Cluster, sharing: SharingOptions, among: int = ALL_NODES
     ) -> tuple[Device, ...]:
         if not job.may_span_nodes:
-            return super().find(job, gpus, cluster, sharing, among)
+            return super().find_devices(job, gpus, cluster, sharing, among)
         if sharing.sharing == "exclusive" and cluster.idle < gpus:
             return ()
-        nodes = candidates(job, 1, cluster, sharing, among)
-        return gathered(job, gpus, cluster, sharing, cluster.those(nodes))
+        nodes = candidate_nodes(job, 1, cluster, sharing, among)
+        return gather_devices(job, gpus, cluster, sharing, cluster.nodes_in(nodes))

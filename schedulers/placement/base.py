@@ -13,11 +13,12 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from gpu_flows.schedulers.cluster.state import Cluster, NodeState
+from gpu_flows.schedulers.cluster.node_state import NodeState
+from gpu_flows.schedulers.cluster.state import Cluster
 from gpu_flows.schedulers.model import Device, Job
 from gpu_flows.schedulers.policy import Options
 
-EVERYWHERE = -1  # the set of all nodes
+ALL_NODES = -1  # the set of all nodes
 
 
 class SharingOptions(Options):
@@ -43,8 +44,8 @@ class Placement(ABC):
     name: ClassVar[str]
 
     @abstractmethod
-    def find(
-        self, job: Job, gpus: int, cluster: Cluster, sharing: SharingOptions, among: int = EVERYWHERE
+    def find_devices(
+        self, job: Job, gpus: int, cluster: Cluster, sharing: SharingOptions, among: int = ALL_NODES
     ) -> tuple[Device, ...]:
         """So many devices for the job on nodes of the set `among`, or none at all."""
 
@@ -53,13 +54,13 @@ class Placement(ABC):
         return (cls.__doc__ or "").strip().split("\n")[0]
 
 
-def candidates(job: Job, gpus: int, cluster: Cluster, sharing: SharingOptions, among: int) -> int:
+def candidate_nodes(job: Job, gpus: int, cluster: Cluster, sharing: SharingOptions, among: int) -> int:
     """The nodes that may have so many devices for the job: surely all that have, perhaps a few more."""
-    able = cluster.able(job).nodes & among
+    able = cluster.eligible(job).nodes & among
     return able & cluster.with_idle(gpus if sharing.sharing == "exclusive" else 0)
 
 
-def offered(
+def available_devices(
     node: NodeState, job: Job, gpus: int, sharing: SharingOptions, pure: bool = False
 ) -> list[Device]:
     """The node's devices that the job may have now, at most so many. `pure` promises that the job
@@ -80,26 +81,26 @@ def offered(
     return found
 
 
-def on_one_node(
+def find_on_one_node(
     job: Job, gpus: int, cluster: Cluster, sharing: SharingOptions, nodes: Iterable[NodeState]
 ) -> tuple[Device, ...]:
     """All devices on the first of these nodes that has them."""
-    pure = cluster.able(job).pure
+    pure = cluster.eligible(job).accepts_all
     for node in nodes:
-        devices = offered(node, job, gpus, sharing, bool(pure & node.bit))
+        devices = available_devices(node, job, gpus, sharing, bool(pure & node.bit))
         if len(devices) == gpus:
             return tuple(devices)
     return ()
 
 
-def gathered(
+def gather_devices(
     job: Job, gpus: int, cluster: Cluster, sharing: SharingOptions, nodes: Iterable[NodeState]
 ) -> tuple[Device, ...]:
     """All devices, from as many of these nodes as it takes, in their order."""
-    pure = cluster.able(job).pure
+    pure = cluster.eligible(job).accepts_all
     found: list[Device] = []
     for node in nodes:
-        found += offered(node, job, gpus - len(found), sharing, bool(pure & node.bit))
+        found += available_devices(node, job, gpus - len(found), sharing, bool(pure & node.bit))
         if len(found) == gpus:
             return tuple(found)
     return ()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gpu_flows.schedulers.cluster.state import Cluster
 from gpu_flows.schedulers.model import Device, Job
-from gpu_flows.schedulers.placement.base import SharingOptions, gathered
+from gpu_flows.schedulers.placement.base import SharingOptions, gather_devices
 from gpu_flows.schedulers.placement.pack import Pack, fullest_devices, fullest_first, may_share
 
 
@@ -26,8 +26,8 @@ class BestFit(Pack):
             return super().within(job, gpus, cluster, sharing, nodes)
         best: tuple[Device, ...] = ()
         least = (0, 0)
-        pure = cluster.able(job).pure
-        for node in cluster.those(nodes):
+        pure = cluster.eligible(job).accepts_all
+        for node in cluster.nodes_in(nodes):
             devices = fullest_devices(node, job, cluster, sharing, pure)[:gpus]
             if len(devices) == gpus:
                 free = sum(cluster.devices[device.id].free_mb for device in devices)
@@ -39,4 +39,4 @@ class BestFit(Pack):
     def across(
         self, job: Job, gpus: int, cluster: Cluster, sharing: SharingOptions, nodes: int
     ) -> tuple[Device, ...]:
-        return gathered(job, gpus, cluster, sharing, fullest_first(nodes, cluster))
+        return gather_devices(job, gpus, cluster, sharing, fullest_first(nodes, cluster))

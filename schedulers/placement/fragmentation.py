@@ -25,7 +25,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 from weakref import WeakKeyDictionary
 
-from gpu_flows.schedulers.cluster.state import Cluster, DeviceState, NodeState
+from gpu_flows.schedulers.cluster.node_state import DeviceState, NodeState
+from gpu_flows.schedulers.cluster.state import Cluster
 from gpu_flows.schedulers.model import Device, Job
 from gpu_flows.schedulers.placement.base import SharingOptions
 from gpu_flows.schedulers.placement.pack import Pack, on_fullest_node
@@ -63,7 +64,7 @@ class Fragmentation(Pack):
             view = views[cluster] = View(sharing.sharing == "exclusive")
         view.look_at(cluster, job)
         best = view.least_loss(job, gpus, nodes)
-        for node in cluster.those(best):
+        for node in cluster.nodes_in(best):
             devices = view.devices(job, gpus, node, sharing.utilization_threshold)
             if devices:
                 return devices
@@ -201,7 +202,7 @@ class View:
             changed = cluster.changed_since(self._moment)
         for node in changed:
             self._regroup(node)
-        self._moment = cluster.moment
+        self._moment = cluster.version
 
     def least_loss(self, job: Job, gpus: int, nodes: int) -> int:
         """Those nodes of the set on which the job would cost the least; none if it fits on none."""
@@ -237,13 +238,13 @@ class View:
         usual = self._mix.take()
         self._kinds = {}
         kinds = self._equal
-        for able in {cluster.able(job).nodes for job, _ in usual}:
+        for able in {cluster.eligible(job).nodes for job, _ in usual}:
             kinds = [part for nodes in kinds for part in (nodes & able, nodes & ~able) if part]
         for nodes in kinds:
-            first = next(cluster.those(nodes))
-            fit = [(job, part) for job, part in usual if cluster.able(job).nodes & first.bit]
+            first = next(cluster.nodes_in(nodes))
+            fit = [(job, part) for job, part in usual if cluster.eligible(job).nodes & first.bit]
             kind = Kind(first.node.devices, self._exclusive, fit)
-            self._kinds.update((node.name, kind) for node in cluster.those(nodes))
+            self._kinds.update((node.name, kind) for node in cluster.nodes_in(nodes))
 
     def _regroup(self, node: NodeState) -> None:
         """Put the node with those in the same state."""
@@ -285,7 +286,7 @@ def _free(state: DeviceState, exclusive: bool) -> int:
         return 0
     if not state.holders:
         return _size(state.device)
-    return 0 if exclusive or state.whole else state.free_mb
+    return 0 if exclusive or state.exclusive else state.free_mb
 
 
 def _loss(job: Job, gpus: int, state: State) -> float:

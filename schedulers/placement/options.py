@@ -9,7 +9,7 @@ from pydantic import AfterValidator, Field
 from gpu_flows.common.discovery import classes_in
 from gpu_flows.schedulers.cluster.state import Cluster
 from gpu_flows.schedulers.model import Device, Job
-from gpu_flows.schedulers.placement.base import EVERYWHERE, Placement, SharingOptions
+from gpu_flows.schedulers.placement.base import ALL_NODES, Placement, SharingOptions
 
 _classes = classes_in("gpu_flows.schedulers.placement", Placement)
 PLACEMENTS: dict[str, Placement] = dict(sorted((each.name, each()) for each in _classes))
@@ -32,14 +32,16 @@ class PlacementOptions(SharingOptions):
     )
 
     def place(
-        self, job: Job, cluster: Cluster, gpus: int | None = None, among: int = EVERYWHERE
+        self, job: Job, cluster: Cluster, gpus: int | None = None, among: int = ALL_NODES
     ) -> tuple[Device, ...]:
         """The devices for the job, as many as it asks for unless told otherwise; none if they are
         not there."""
-        return PLACEMENTS[self.placement].find(job, job.gpus if gpus is None else gpus, cluster, self, among)
+        return PLACEMENTS[self.placement].find_devices(
+            job, job.gpus if gpus is None else gpus, cluster, self, among
+        )
 
-    def may_have(self, job: Job, devices: tuple[Device, ...], cluster: Cluster) -> bool:
+    def are_available(self, job: Job, devices: tuple[Device, ...], cluster: Cluster) -> bool:
         """Whether exactly these devices are on offer to the job."""
-        if cluster.objection(job, devices):
+        if cluster.allocation_error(job, devices):
             return False
         return self.sharing == "shared" or not any(cluster.devices[device.id].holders for device in devices)

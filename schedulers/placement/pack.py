@@ -9,16 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gpu_flows.schedulers.cluster.state import Cluster, NodeState, RackState
+from gpu_flows.schedulers.cluster.node_state import NodeState, RackState
+from gpu_flows.schedulers.cluster.state import Cluster
 from gpu_flows.schedulers.model import Device, Job
 from gpu_flows.schedulers.placement.base import (
-    EVERYWHERE,
+    ALL_NODES,
     Placement,
     SharingOptions,
-    candidates,
-    gathered,
-    offered,
-    on_one_node,
+    available_devices,
+    candidate_nodes,
+    find_on_one_node,
+    gather_devices,
 )
 
 
@@ -33,12 +34,12 @@ class Pack(Placement):
 
     name = "pack"
 
-    def find(
-        self, job: Job, gpus: int, cluster: Cluster, sharing: SharingOptions, among: int = EVERYWHERE
+    def find_devices(
+        self, job: Job, gpus: int, cluster: Cluster, sharing: SharingOptions, among: int = ALL_NODES
     ) -> tuple[Device, ...]:
-        found = self.within(job, gpus, cluster, sharing, candidates(job, gpus, cluster, sharing, among))
+        found = self.within(job, gpus, cluster, sharing, candidate_nodes(job, gpus, cluster, sharing, among))
         if not found and job.may_span_nodes:
-            nodes = candidates(job, 1, cluster, sharing, among)
+            nodes = candidate_nodes(job, 1, cluster, sharing, among)
             if may_share(job, sharing) or idle_on(nodes, cluster) >= gpus:
                 found = self.across(job, gpus, cluster, sharing, nodes)
         return found
@@ -74,25 +75,25 @@ def on_fullest_node(
 ) -> tuple[Device, ...]:
     """All devices on the node with the fewest idle ones that has them."""
     if may_share(job, sharing):
-        pure = cluster.able(job).pure
+        pure = cluster.eligible(job).accepts_all
         for node in fullest_first(nodes, cluster):
             devices = fullest_devices(node, job, cluster, sharing, pure)
             if len(devices) >= gpus:
                 return tuple(devices[:gpus])
         return ()
-    return on_one_node(job, gpus, cluster, sharing, fullest_first(nodes, cluster, gpus))
+    return find_on_one_node(job, gpus, cluster, sharing, fullest_first(nodes, cluster, gpus))
 
 
 def fullest_first(nodes: int, cluster: Cluster, idle: int = 0) -> Iterator[NodeState]:
     """The nodes of a set, those with the fewest idle devices first, from so many upward."""
-    for _, alike in cluster.by_idle(nodes, idle):
-        yield from cluster.those(alike)
+    for _, alike in cluster.group_by_idle(nodes, idle):
+        yield from cluster.nodes_in(alike)
 
 
 def emptiest_first(nodes: int, cluster: Cluster) -> Iterator[NodeState]:
     """The nodes of a set, those with the most idle devices first."""
-    for _, alike in reversed(cluster.by_idle(nodes)):
-        yield from cluster.those(alike)
+    for _, alike in reversed(cluster.group_by_idle(nodes)):
+        yield from cluster.nodes_in(alike)
 
 
 def fullest_devices(
@@ -100,7 +101,7 @@ def fullest_devices(
 ) -> list[Device]:
     """The node's devices that the job may have, those with the least free memory first. On the nodes
     of the set `pure` it accepts every device."""
-    devices = offered(node, job, len(node.devices), sharing, bool(pure & node.bit))
+    devices = available_devices(node, job, len(node.devices), sharing, bool(pure & node.bit))
     return sorted(devices, key=lambda device: cluster.devices[device.id].free_mb)
 
 
@@ -109,8 +110,8 @@ def from_few_nodes(
 ) -> tuple[Device, ...]:
     """All devices from the emptiest nodes of the set, the remainder from the fullest that has it."""
     if may_share(job, sharing):
-        return gathered(job, gpus, cluster, sharing, emptiest_first(nodes, cluster))
-    pure = cluster.able(job).pure
+        return gather_devices(job, gpus, cluster, sharing, emptiest_first(nodes, cluster))
+    pure = cluster.eligible(job).accepts_all
     found: tuple[Device, ...] = ()
     sought = 0  # the remainder that was looked for last, in vain
     for node in emptiest_first(nodes, cluster):
@@ -120,7 +121,7 @@ def from_few_nodes(
             if remainder:
                 return found + remainder
             sought = missing
-        found += tuple(offered(node, job, missing, sharing, bool(pure & node.bit)))
+        found += tuple(available_devices(node, job, missing, sharing, bool(pure & node.bit)))
         if len(found) == gpus:
             return found
         nodes ^= node.bit
@@ -144,13 +145,13 @@ def racks_with(
 
 def idle_on(nodes: int, cluster: Cluster) -> int:
     """How many devices are idle on the nodes of a set."""
-    return sum(idle * alike.bit_count() for idle, alike in cluster.by_idle(nodes, 1))
+    return sum(idle * alike.bit_count() for idle, alike in cluster.group_by_idle(nodes, 1))
 
 
 def _fewest(gpus: int, nodes: int, cluster: Cluster) -> int:
     """How many nodes of the set it takes to have so many idle devices; 0 if they have not."""
     taken = 0
-    for idle, alike in reversed(cluster.by_idle(nodes, 1)):
+    for idle, alike in reversed(cluster.group_by_idle(nodes, 1)):
         count = alike.bit_count()
         if idle * count >= gpus:
             return taken + -(-gpus // idle)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from gpu_flows.schedulers.cluster.state import Cluster, NodeState
+from gpu_flows.schedulers.cluster.node_state import NodeState
+from gpu_flows.schedulers.cluster.state import Cluster
 from gpu_flows.schedulers.model import Device, Job
-from gpu_flows.schedulers.placement.base import SharingOptions, gathered, on_one_node
+from gpu_flows.schedulers.placement.base import SharingOptions, find_on_one_node, gather_devices
 from gpu_flows.schedulers.placement.pack import Pack, emptiest_first, fullest_devices, may_share
 
 
@@ -22,10 +23,10 @@ class Spread(Pack):
         self, job: Job, gpus: int, cluster: Cluster, sharing: SharingOptions, nodes: int
     ) -> tuple[Device, ...]:
         if not may_share(job, sharing):
-            return on_one_node(job, gpus, cluster, sharing, emptiest_first(nodes, cluster))
-        pure = cluster.able(job).pure
-        for _, alike in reversed(cluster.by_idle(nodes)):
-            for node in sorted(cluster.those(alike), key=_free_mb, reverse=True):
+            return find_on_one_node(job, gpus, cluster, sharing, emptiest_first(nodes, cluster))
+        pure = cluster.eligible(job).accepts_all
+        for _, alike in reversed(cluster.group_by_idle(nodes)):
+            for node in sorted(cluster.nodes_in(alike), key=_free_mb, reverse=True):
                 devices = fullest_devices(node, job, cluster, sharing, pure)
                 if len(devices) >= gpus:
                     devices.sort(key=lambda device: cluster.devices[device.id].free_mb, reverse=True)
@@ -35,7 +36,7 @@ class Spread(Pack):
     def across(
         self, job: Job, gpus: int, cluster: Cluster, sharing: SharingOptions, nodes: int
     ) -> tuple[Device, ...]:
-        return gathered(job, gpus, cluster, sharing, emptiest_first(nodes, cluster))
+        return gather_devices(job, gpus, cluster, sharing, emptiest_first(nodes, cluster))
 
 
 def _free_mb(node: NodeState) -> int:

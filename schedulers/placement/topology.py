@@ -6,7 +6,7 @@ from itertools import chain
 
 from gpu_flows.schedulers.cluster.state import Cluster
 from gpu_flows.schedulers.model import Device, Job
-from gpu_flows.schedulers.placement.base import SharingOptions, gathered
+from gpu_flows.schedulers.placement.base import SharingOptions, gather_devices
 from gpu_flows.schedulers.placement.pack import Pack, emptiest_first, from_few_nodes, racks_with
 
 
@@ -29,4 +29,4 @@ class Topology(Pack):
                 return found
         racks = reversed(racks_with(1, job, cluster, sharing, nodes))
         rack_by_rack = (emptiest_first(rack.nodes & nodes, cluster) for _, rack in racks)
-        return gathered(job, gpus, cluster, sharing, chain.from_iterable(rack_by_rack))
+        return gather_devices(job, gpus, cluster, sharing, chain.from_iterable(rack_by_rack))

@@ -2,7 +2,7 @@
 
     arrivals, ends, failures, wake-ups --> engine.tick --> starts, preemptions, refusals
               ^                                                     |
-              +---------------- the world says how long ------------+
+              +---------------- the conditions says how long ------------+
 
 Everything that happens at one moment is told to the engine before it plans: first what ends, then
 what breaks or comes back, then what arrives.
@@ -18,8 +18,8 @@ from heapq import heappop, heappush
 from gpu_flows.schedulers.engine import Engine, Refuse
 from gpu_flows.schedulers.model import Device, Node, Preempt, Reason, Running, Start
 from gpu_flows.schedulers.policy import Policy
+from gpu_flows.schedulers.simulation.conditions import Breakdown, Conditions
 from gpu_flows.schedulers.simulation.estimates import Estimates, Oracle
-from gpu_flows.schedulers.simulation.world import Breakdown, World
 from gpu_flows.schedulers.workload import Arrival
 
 QUIET = 5_000  # events in a row in which no job comes or ends: time to see whether any gets further
@@ -77,12 +77,12 @@ def simulate(
     arrivals: Iterable[Arrival],
     nodes: Sequence[Node],
     policy: Policy,
-    world: World | None = None,
+    conditions: Conditions | None = None,
     estimates: Estimates | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Simulation:
     """Run the workload under the policy. `progress` hears how many jobs have ended, now and then."""
-    return _Run(arrivals, nodes, policy, world or World(), estimates or Oracle(), progress).run()
+    return _Run(arrivals, nodes, policy, conditions or Conditions(), estimates or Oracle(), progress).run()
 
 
 class _Run:
@@ -91,14 +91,14 @@ class _Run:
         arrivals: Iterable[Arrival],
         nodes: Sequence[Node],
         policy: Policy,
-        world: World,
+        conditions: Conditions,
         estimates: Estimates,
         progress: Callable[[int], None] | None,
     ) -> None:
         self._arrivals = sorted(arrivals, key=lambda each: (each.job.submitted, each.job.order))
-        self._world, self._estimates, self._progress = world, estimates, progress
-        self._plain = world.is_plain
-        self._engine = Engine(nodes, policy, can_preempt=True, speed=world.profile.speed)
+        self._conditions, self._estimates, self._progress = conditions, estimates, progress
+        self._plain = conditions.is_plain
+        self._engine = Engine(nodes, policy, can_preempt=True, speed=conditions.profile.speed)
         self._results = {each.job.id: JobResult(each) for each in self._arrivals}
         if len(self._results) != len(self._arrivals):
             raise ValueError("The workload names a job twice; every job needs an id of its own.")
@@ -112,7 +112,7 @@ class _Run:
 
     def run(self) -> Simulation:
         engine, arrivals, ends = self._engine, self._arrivals, self._ends
-        breakdowns = self._world.breakdowns(self._found.nodes)
+        breakdowns = self._conditions.breakdowns(self._found.nodes)
         next_arrival, quiet, ended, endless = 0, 0, 0, False
         while True:
             arrival_at = arrivals[next_arrival].job.submitted if next_arrival < len(arrivals) else math.inf
@@ -158,11 +158,11 @@ class _Run:
         result.attempts += 1
         if result.started is None:
             result.started = now
-        world = self._world
+        conditions = self._conditions
         if not self._plain or len(start.devices) != job.gpus:
-            pause = world.pause_s(before, start.devices, job.id not in self._unsaved)
+            pause = conditions.pause_s(before, start.devices, job.id not in self._unsaved)
             self._unsaved.discard(job.id)
-            self._engine.paced(job.id, now, world.rate(job, start.devices, self._engine), pause)
+            self._engine.paced(job.id, now, conditions.rate(job, start.devices, self._engine), pause)
             self._repace_neighbours(running, now)
         self._expect_end(running)
 
@@ -226,7 +226,7 @@ class _Run:
             if any(breakdown.hits(device) for device in running.devices):
                 self._found.losses += 1
                 self._unsaved.add(running.job.id)
-                progress = self._world.kept(running, now)
+                progress = self._conditions.kept(running, now)
                 engine.requeue(running.job.id, progress)
                 self._close(running, now, "lost")
 
@@ -241,7 +241,7 @@ class _Run:
         }
         for job_id in sorted(neighbours):
             other = engine.running[job_id]
-            rate = self._world.rate(other.job, other.devices, engine)
+            rate = self._conditions.rate(other.job, other.devices, engine)
             if rate != other.rate:
                 engine.paced(job_id, now, rate, max(0.0, other.rated - now))
                 self._expect_end(other)

@@ -49,16 +49,16 @@ class Breakdown:
 class Breakdowns:
     """Each node and device breaks down and is repaired again and again, at random moments."""
 
-    def __init__(self, nodes: Sequence[Node], world: World) -> None:
-        self._random = random.Random(world.seed)
-        self._repair_s = world.repair_s
+    def __init__(self, nodes: Sequence[Node], conditions: Conditions) -> None:
+        self._random = random.Random(conditions.seed)
+        self._repair_s = conditions.repair_s
         self._queue: list[tuple[float, int, float, Breakdown]] = []
         for node in nodes:
-            if world.node_mtbf_s:
-                self._expect(0.0, world.node_mtbf_s, Breakdown(node.name))
-            if world.device_mtbf_s:
+            if conditions.node_mtbf_s:
+                self._expect(0.0, conditions.node_mtbf_s, Breakdown(node.name))
+            if conditions.device_mtbf_s:
                 for device in node.devices:
-                    self._expect(0.0, world.device_mtbf_s, Breakdown(node.name, device.id))
+                    self._expect(0.0, conditions.device_mtbf_s, Breakdown(node.name, device.id))
         heapify(self._queue)
 
     def _expect(self, now: float, mtbf_s: float, breakdown: Breakdown) -> None:
@@ -77,7 +77,7 @@ class Breakdowns:
 
 
 @dataclass(frozen=True)
-class World:
+class Conditions:
     profile: Profile = field(default_factory=Profile)
     tiers: Tiers = field(default_factory=Tiers)
     interference: float = 0.0  # slowdown for each other job on a device; 1: they take turns
