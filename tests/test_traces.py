@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from gpu_flows.common.discovery import summary
 from gpu_flows.schedulers.traces import TraceError, formats, load, read
 from gpu_flows.schedulers.traces.alibaba2023 import nodes
 
@@ -112,7 +113,7 @@ def test_bad_optional_cells(write: Write, column: str, value: str, expected: str
 
 
 def test_a_row_with_too_few_cells_and_one_id_twice(write: Write) -> None:
-    with pytest.raises(TraceError, match="line 3 has 2 cells in place of 4"):
+    with pytest.raises(TraceError, match="line 3 has 2 cells instead of 4"):
         load(write(NATIVE, "a,0,1,60", "b,0"))
     with pytest.raises(TraceError, match="line 3: there was a job 'a' before"):
         load(write(NATIVE, "a,0,1,60", "a,5,1,60"))
@@ -159,7 +160,7 @@ def test_files_that_are_no_traces(write: Write, tmp_path: Path) -> None:
     binary.write_bytes(b"\xff\xfe\x00\x01")
     with pytest.raises(TraceError, match="not a table of text"):
         load(binary)
-    with pytest.raises(TraceError, match="no jobs to be had"):
+    with pytest.raises(TraceError, match="has no jobs to run"):
         load(write(NATIVE))
 
 
@@ -185,7 +186,7 @@ def test_every_format_says_in_a_line_what_it_is() -> None:
         "tiresias",
         "muri",
     }
-    assert all(format.about().endswith(".") and len(format.about()) < 110 for format in formats().values())
+    assert all(summary(each).endswith(".") and len(summary(each)) < 110 for each in formats().values())
 
 
 # -- choices ----------------------------------------------------------------------------------
@@ -241,13 +242,13 @@ def test_a_sample_is_seeded_and_in_order(write: Write) -> None:
         {"limit": 0},
     ],
 )
-def test_choices_that_make_no_sense(write: Write, choice: dict[str, float]) -> None:
-    with pytest.raises(TraceError, match="makes no sense: it must be"):
+def test_invalid_selections_are_refused(write: Write, choice: dict[str, float]) -> None:
+    with pytest.raises(TraceError, match="is not valid: it must be"):
         load(many(write), **choice)  # type: ignore[arg-type]
 
 
 def test_a_window_without_jobs_says_so(write: Write) -> None:
-    with pytest.raises(TraceError, match=r"no jobs to be had.*100 left out \(outside since and until\)"):
+    with pytest.raises(TraceError, match=r"has no jobs to run.*100 left out \(outside since and until\)"):
         load(many(write), since=5000)
 
 
@@ -374,7 +375,7 @@ def test_gavel_needs_good_throughputs(tmp_path: Path) -> None:
     new, _, speeds = gavel_files(tmp_path)
     with pytest.raises(TraceError, match=r"counts training steps.*Give throughputs=FILE"):
         load(new)
-    with pytest.raises(TraceError, match=r"do not know 'h100'.* They know: v100, k80"):
+    with pytest.raises(TraceError, match=r"have no model .h100..* They have: v100, k80"):
         load(new, throughputs=speeds, reference="h100")
     with pytest.raises(TraceError, match="are not one of Gavel's"):
         load(new, throughputs=new)

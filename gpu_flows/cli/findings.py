@@ -101,7 +101,8 @@ def _caveats(found: Inputs, choice: Choice, summary: Summary) -> Iterator[str]:
     if study.costs:
         yield (
             f"Stopping a job costs {conditions.checkpoint_s:.3g} s, letting it go on "
-            f"{conditions.restart_s:.3g} s, on other nodes {conditions.migration_s:.3g} s more: as recorded in {study.costs}."
+            f"{conditions.restart_s:.3g} s, on other nodes {conditions.migration_s:.3g} s more: "
+            f"as recorded in {study.costs}."
         )
     if len(found.nodes) > 1 and any(job.may_span_nodes for job in asked) and conditions.tiers == Tiers():
         yield "A job spread over nodes is as fast as on one; see --tier-slowdown."

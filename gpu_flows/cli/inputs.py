@@ -257,7 +257,9 @@ def _is_file(profile: str) -> bool:
 def _counts_steps(trace: Path, name: str) -> bool:
     """Whether durations follow from a table of throughputs, as in Gavel's traces."""
     gavel = formats()["gavel"]
-    return name == gavel.name or (not name and gavel.names(first_row(trace, gavel.delimiter)) is not None)
+    return name == gavel.name or (
+        not name and gavel.column_names(first_row(trace, gavel.delimiter)) is not None
+    )
 
 
 # -- the conditions ---------------------------------------------------------------------------
