@@ -18,7 +18,7 @@ from gpu_flows.schedulers.cluster.node_state import NodeState
 from gpu_flows.schedulers.cluster.spec import declare
 from gpu_flows.schedulers.cluster.state import Cluster
 from gpu_flows.schedulers.model import Device, Job, Node
-from gpu_flows.schedulers.placement.fragmentation import STEP
+from gpu_flows.schedulers.placement.fragmentation import LOSS_STEP
 from gpu_flows.schedulers.placement.options import PlacementOptions
 
 UNIT = 1000  # of memory, to have parts of devices in round figures
@@ -98,7 +98,7 @@ def test_every_job_goes_where_fragmentation_grows_least() -> None:
             compared += len(growth) > 1
             here = min(growth[each] for each in growth if {d.node for d in each} == {chosen[0].node})
             assert growth[frozenset(chosen)] == pytest.approx(here), seed
-            assert growth[frozenset(chosen)] < min(growth.values()) + STEP + 1e-6, seed
+            assert growth[frozenset(chosen)] < min(growth.values()) + LOSS_STEP + 1e-6, seed
     assert compared > 80
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from gpu_flows.schedulers.model import Job
 from gpu_flows.schedulers.traces.format import Format, FormatOptions
 from gpu_flows.schedulers.traces.pai import gpus_and_units
-from gpu_flows.schedulers.traces.table import NO_GPU, Table, first_row
+from gpu_flows.schedulers.traces.table import NO_GPU, Table, first_row, is_number
 from gpu_flows.schedulers.workload import Arrival
 
 _JOB_COLUMNS = ("job_name", "inst_id", "user", "status", "start_time", "end_time")
