@@ -27,7 +27,7 @@ from gpu_flows.schedulers.simulation.bounds import Bounds, bounds
 from gpu_flows.schedulers.simulation.simulator import simulate
 from gpu_flows.schedulers.simulation.summary import summarize
 from gpu_flows.schedulers.traces import load
-from gpu_flows.schedulers.workload import Arrival, spanning
+from gpu_flows.schedulers.workload import Arrival, allow_spanning
 
 SHIPPED = Path(__file__).parents[1] / "tests" / "traces" / "philly" / "philly5k.csv.gz"
 BEGIN, END = "<!-- table: begin -->", "<!-- table: end -->"
@@ -111,7 +111,7 @@ def main() -> int:
     parser.add_argument("--patience", type=float, default=300.0)
     parser.add_argument("--write", type=Path, metavar="FILE")
     asked = parser.parse_args()
-    arrivals = spanning(load(asked.trace, limit=asked.limit).arrivals)
+    arrivals = allow_spanning(load(asked.trace, limit=asked.limit).arrivals)
     rows: dict[str, dict[str, Any] | None] = {}
     for label in asked.policies.split(",") if asked.policies else everything():
         say(label)

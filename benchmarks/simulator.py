@@ -27,7 +27,7 @@ from gpu_flows.schedulers.policy import make_policy
 from gpu_flows.schedulers.simulation.generators import generate
 from gpu_flows.schedulers.simulation.simulator import simulate
 from gpu_flows.schedulers.traces import load
-from gpu_flows.schedulers.workload import Arrival, spanning
+from gpu_flows.schedulers.workload import Arrival, allow_spanning
 
 GENERATED = "poisson:jobs=20000,rate_per_hour=1000"
 WANTED = {"fifo": 20_000, "sjf": 20_000, "srtf": 5_000, "tiresias": 5_000}  # jobs a second
@@ -37,7 +37,7 @@ STEPS = (1_000, 5_000, 20_000)  # jobs, before all of them
 
 
 def workload(path: Path | None) -> list[Arrival]:
-    return spanning(load(path).arrivals if path else generate(GENERATED, seed=0))
+    return allow_spanning(load(path).arrivals if path else generate(GENERATED, seed=0))
 
 
 def cpu_of(arrivals: list[Arrival], cluster: str, policy: str, placement: str) -> float:
@@ -47,7 +47,7 @@ def cpu_of(arrivals: list[Arrival], cluster: str, policy: str, placement: str) -
     began = time.process_time()
     found = simulate(arrivals, nodes, chosen)
     took = time.process_time() - began
-    lost = [job for job in found.jobs if job.ended is None and job.trouble is None]
+    lost = [job for job in found.jobs if job.ended is None and job.reason is None]
     if lost or found.policy_error:
         raise SystemExit(f"{policy}: {len(lost)} jobs lost. {found.policy_error}")
     return took

@@ -20,10 +20,10 @@ from gpu_flows.schedulers.policy import make_policy
 from gpu_flows.schedulers.simulation.conditions import Conditions
 from gpu_flows.schedulers.simulation.simulator import Simulation, simulate
 from gpu_flows.schedulers.simulation.summary import (
-    ROW,
+    JOB_COLUMNS,
     JobsLost,
     device_use,
-    rows,
+    job_rows,
     summarize,
 )
 from gpu_flows.schedulers.traces import TraceError
@@ -246,7 +246,7 @@ def test_nothing_finished_is_no_figure_rather_than_a_wrong_one() -> None:
     assert (summary.jobs, summary.finished, summary.impossible) == (1, 0, 1)
     assert math.isnan(summary.makespan_s)
     assert math.isnan(summary.p99_turnaround_s)
-    [row] = (dict(zip(ROW, values, strict=True)) for values in rows(simulation))
+    [row] = (dict(zip(JOB_COLUMNS, values, strict=True)) for values in job_rows(simulation))
     assert [row[name] for name in ("start", "end", "turnaround", "queueing")] == [None] * 4
     assert row["outcome"] == "impossible"
     assert "9 GPUs" in str(row["reason"])
@@ -261,7 +261,7 @@ def test_a_deadline_is_missed_by_who_ends_later_or_never() -> None:
     )
     summary = summarize(simulation)
     assert (summary.deadlines, summary.deadlines_missed) == (3, 2)
-    assert [row[ROW.index("deadline") :] for row in rows(simulation)] == [
+    assert [row[JOB_COLUMNS.index("deadline") :] for row in job_rows(simulation)] == [
         *((15.0, 0, False), (20.0, 3, True), (1000.0, 0, True), (None, 0, None))
     ]
 
@@ -269,5 +269,5 @@ def test_a_deadline_is_missed_by_who_ends_later_or_never() -> None:
 def test_a_job_nobody_can_account_for_is_an_error() -> None:
     simulation = run(Arrival(Job("a"), 5.0), Arrival(Job("b"), 5.0))
     simulation.jobs[1].ended = None
-    with pytest.raises(JobsLost, match="1 of 2 jobs got lost: b"):
+    with pytest.raises(JobsLost, match="1 of 2 jobs have no outcome: b"):
         summarize(simulation)

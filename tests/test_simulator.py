@@ -13,11 +13,11 @@ from gpu_flows.schedulers.cluster.spec import declare
 from gpu_flows.schedulers.model import Job
 from gpu_flows.schedulers.policy import make_policy
 from gpu_flows.schedulers.simulation.conditions import Conditions, Tiers
-from gpu_flows.schedulers.simulation.estimates import estimates
+from gpu_flows.schedulers.simulation.estimates import parse_estimates
 from gpu_flows.schedulers.simulation.profiles import Profile
 from gpu_flows.schedulers.simulation.simulator import Simulation, simulate
 from gpu_flows.schedulers.traces import load
-from gpu_flows.schedulers.workload import Arrival, spanning
+from gpu_flows.schedulers.workload import Arrival, allow_spanning
 from tests.workloads import workloads
 
 PHILLY = Path(__file__).parent / "traces" / "philly" / "philly5k.csv.gz"
@@ -61,7 +61,7 @@ def test_the_peers_answers_on_their_own_input_to_the_last_digit(
     preemptions: int,
     decisions: int | None,
 ) -> None:
-    arrivals = spanning(load(PHILLY).arrivals)
+    arrivals = allow_spanning(load(PHILLY).arrivals)
     found = simulate(arrivals, declare("100x4"), make_policy(policy, {"placement": "any", **options}))
     digits = 2 if policy == "sjf" or options == {"skip": True} else 1
     assert round(mean_turnaround(found), digits) == turnaround
@@ -105,7 +105,7 @@ def test_fifo_equals_an_independent_oracle(arrivals: list[Arrival]) -> None:
 
 
 def test_fifo_equals_the_oracle_on_a_real_trace() -> None:
-    arrivals = spanning(load(PHILLY).arrivals)
+    arrivals = allow_spanning(load(PHILLY).arrivals)
     found = simulate(arrivals, declare("50x8"), make_policy("fifo", {"placement": "any"}))
     ours = {job.arrival.job.id: (job.started, job.ended) for job in found.jobs}
     assert ours == fifo_by_simpy(arrivals, 400)
@@ -116,8 +116,8 @@ def test_a_job_that_fits_nowhere_is_reported_with_its_reason_and_the_rest_ends()
     found = simulate(arrivals, declare("2x4"), make_policy("fifo"))
     wide, fine = sorted(found.jobs, key=lambda job: job.arrival.job.gpus, reverse=True)
     assert wide.ended is None
-    assert wide.trouble is not None
-    assert wide.trouble.code == "impossible"
+    assert wide.reason is not None
+    assert wide.reason.code == "impossible"
     assert fine.ended == 10
 
 
@@ -183,12 +183,12 @@ def test_a_preempted_job_pays_for_its_restart_and_a_lost_one_for_its_last_checkp
 
 
 def test_wrong_estimates_mislead_the_policy_and_never_the_clock() -> None:
-    arrivals = spanning(load(PHILLY, limit=1000, scale_load=4).arrivals)
+    arrivals = allow_spanning(load(PHILLY, limit=1000, scale_load=4).arrivals)
     nodes = declare("20x4")
     results = {}
     for kind in ("oracle", "noisy:2", "learned", "stated"):
         policy = make_policy("sjf", {"placement": "any"})
-        found = simulate(arrivals, nodes, policy, estimates=estimates(kind, seed=3))
+        found = simulate(arrivals, nodes, policy, estimates=parse_estimates(kind, seed=3))
         assert all(job.ran_s == job.arrival.duration_s for job in found.jobs)
         results[kind] = mean_turnaround(found)
     assert results["oracle"] == min(results.values())
@@ -196,12 +196,12 @@ def test_wrong_estimates_mislead_the_policy_and_never_the_clock() -> None:
 
 
 def test_the_same_seed_gives_the_same_answer() -> None:
-    arrivals = spanning(load(PHILLY, limit=300).arrivals)
+    arrivals = allow_spanning(load(PHILLY, limit=300).arrivals)
     conditions = Conditions(node_mtbf_s=50_000, repair_s=5_000, checkpoint_every_s=600, seed=7)
 
     def once() -> list[tuple[float | None, int]]:
         found = simulate(
-            arrivals, declare("10x8"), make_policy("srtf"), conditions, estimates("noisy:1", seed=7)
+            arrivals, declare("10x8"), make_policy("srtf"), conditions, parse_estimates("noisy:1", seed=7)
         )
         return [(job.ended, job.attempts) for job in found.jobs]
 
@@ -256,7 +256,7 @@ def test_jobs_that_run_slowly_do_not_push_each_other_out_in_turn() -> None:
 def test_what_would_never_end_is_noticed_and_said(policy: str, conditions: Conditions) -> None:
     arrivals = [Arrival(Job(name), 1000) for name in "ab"]
     found = simulate(arrivals, declare("1x1"), make_policy(policy), conditions)
-    assert {job.trouble.code for job in found.jobs if job.trouble} == {"endless"}
+    assert {job.reason.code for job in found.jobs if job.reason} == {"endless"}
 
 
 def test_attempts_are_numbered_through() -> None:

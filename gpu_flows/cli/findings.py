@@ -11,7 +11,7 @@ from gpu_flows.cli.inputs import Choice, Inputs, best, jobs, limits
 from gpu_flows.cli.problem import Problem, inert
 from gpu_flows.schedulers.model import all_devices
 from gpu_flows.schedulers.simulation.conditions import Tiers
-from gpu_flows.schedulers.simulation.summary import IMPOSSIBLE, UNFINISHED, Floats, Summary, Use
+from gpu_flows.schedulers.simulation.summary import IMPOSSIBLE, UNFINISHED, DeviceUse, Floats, Summary
 from gpu_flows.schedulers.traces.alibaba2023 import WHOLE_DEVICE
 
 TROUBLES_DRAWN = 5
@@ -29,7 +29,7 @@ class Picture:
     """What charts are drawn of; the third is drawn already."""
 
     turnarounds: Floats
-    use: Use
+    use: DeviceUse
     gantt: str
 
 

@@ -19,7 +19,7 @@ from gpu_flows.schedulers.model import Node, all_devices
 from gpu_flows.schedulers.policy import Policy, make_policy, policies
 from gpu_flows.schedulers.simulation.bounds import Bounds, bounds
 from gpu_flows.schedulers.simulation.conditions import Conditions, Tiers
-from gpu_flows.schedulers.simulation.estimates import estimates
+from gpu_flows.schedulers.simulation.estimates import parse_estimates
 from gpu_flows.schedulers.simulation.generators import generate
 from gpu_flows.schedulers.simulation.optimum import Objective, optimum
 from gpu_flows.schedulers.simulation.profiles import SCHEDULEARN, Profile
@@ -29,7 +29,7 @@ from gpu_flows.schedulers.traces.alibaba2023 import WHOLE_DEVICE
 from gpu_flows.schedulers.traces.alibaba2023 import nodes as alibaba_nodes
 from gpu_flows.schedulers.traces.gavel import Throughputs, throughputs
 from gpu_flows.schedulers.traces.table import first_row
-from gpu_flows.schedulers.workload import Arrival, spanning
+from gpu_flows.schedulers.workload import Arrival, allow_spanning
 
 MOST_FOR_OPTIMUM = 15  # jobs; more would take for ever
 NO_DIFFERENCE = 1e-6  # relative: a schedule so close to a lower bound has reached it
@@ -80,7 +80,7 @@ class Inputs:
 def read(study: Study) -> Inputs:
     """Raises BadInput."""
     try:
-        estimates(study.estimates)
+        parse_estimates(study.estimates)
         nodes = _nodes(study.cluster)
         trace = _trace(study)
         if _in_shares(trace):
@@ -96,7 +96,7 @@ def jobs(found: Inputs, anywhere: bool) -> list[Arrival]:
     do without, unless devices are taken anywhere or the study says otherwise."""
     span = found.study.span
     if span:
-        return spanning(found.trace.arrivals, wider_than=1)
+        return allow_spanning(found.trace.arrivals, wider_than=1)
     largest = 0 if anywhere else max(len(node.devices) for node in found.nodes)
     return [
         replace(each, job=replace(each.job, may_span_nodes=False))
