@@ -9,8 +9,10 @@ from statistics import fmean, median, pstdev
 
 import pytest
 
-from gpu_flows.schedulers.simulation.generators import AMS560_JOBS, WORKLOADS, WorkloadError, generate
+from gpu_flows.common.discovery import summary
+from gpu_flows.schedulers.simulation.generators import WORKLOADS, WorkloadError, generate
 from gpu_flows.schedulers.simulation.profiles import SCHEDULEARN_SECONDS
+from gpu_flows.schedulers.simulation.workloads.experiments import AMS560_JOBS
 from gpu_flows.schedulers.traces import TraceError
 from gpu_flows.schedulers.workload import Arrival
 
@@ -154,5 +156,5 @@ def test_fitted_to_a_file_that_is_no_trace(tmp_path: Path) -> None:
 def test_every_workload_says_what_it_is_and_what_its_options_mean() -> None:
     for name, workload in WORKLOADS.items():
         assert workload.name == name
-        assert workload.about().endswith(".")
+        assert summary(workload).endswith(".")
         assert all(field.description for field in workload.model_fields.values())
