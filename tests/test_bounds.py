@@ -37,7 +37,7 @@ def arrival(number: int, duration: float, gpus: int = 1, submitted: float = 0, *
 def test_a_job_alone_is_bounded_by_its_own_time() -> None:
     found = bounds([arrival(0, 70, gpus=3, submitted=1_000)], declare("2x4"))
     assert (found.makespan_s, found.mean_turnaround_s) == (70, 70)
-    assert found.why_makespan == "job job0 comes at second 0 and runs for 70 s"
+    assert found.why_makespan == "job job0 arrives at second 0 and runs for 70 s"
     assert found.why_turnaround == "each job's fastest time"
 
 
@@ -51,7 +51,7 @@ def test_on_one_gpu_the_least_left_first_is_met_when_jobs_come_later() -> None:
     jobs = [arrival(0, 10), arrival(1, 2, submitted=3), arrival(2, 4, submitted=9)]
     found = bounds(jobs, declare("1x1"))
     assert found.mean_turnaround_s == pytest.approx((12 + 2 + 7) / 3)
-    assert "least work left first" in found.why_turnaround
+    assert "least remaining work first" in found.why_turnaround
 
 
 def test_work_that_fills_the_cluster_to_the_brim_is_met() -> None:
