@@ -1,4 +1,4 @@
-"""The simulator tells the truth: peers' published answers, an independent oracle, conservation of jobs."""
+"""The simulator: agreement with other simulators, with an independent one, and its own rules."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def makespan(found: Simulation) -> float:
             2_316_852,
             0,
             9_213,
-        ),  # PAI's too
+        ),  # PAI's simulator has the same
         ("srtf", {}, 8_471.0, 601.4, 2_362_521, 4_385, 9_076),
         ("srtf", {"by": "service"}, 8_241.4, 371.8, 2_362_251, 2_152, 9_060),
         ("tiresias", {}, 8_317.9, None, 2_318_890, 2_606, 10_583),
@@ -52,7 +52,7 @@ def makespan(found: Simulation) -> float:
         ("sjf", {}, 11_393.55, 3_524.02, 2_317_477, 0, None),
     ],
 )
-def test_the_peers_answers_on_their_own_input_to_the_last_digit(
+def test_results_equal_those_of_other_simulators(
     policy: str,
     options: dict[str, object],
     turnaround: float,
@@ -74,7 +74,7 @@ def test_the_peers_answers_on_their_own_input_to_the_last_digit(
 
 
 def fifo_by_simpy(arrivals: list[Arrival], gpus: int) -> dict[str, tuple[float, float]]:
-    """Strict FIFO over a number of GPUs, written with another simulator: job -> start and end."""
+    """Return start and end of each job under strict FIFO on a number of GPUs, simulated with simpy."""
     environment = simpy.Environment()
     pool = simpy.Container(environment, capacity=gpus, init=gpus)
     found: dict[str, tuple[float, float]] = {}
@@ -98,20 +98,20 @@ def fifo_by_simpy(arrivals: list[Arrival], gpus: int) -> dict[str, tuple[float, 
 
 @given(workloads(most_gpus=8))
 @settings(max_examples=150, deadline=None)
-def test_fifo_equals_an_independent_oracle(arrivals: list[Arrival]) -> None:
+def test_fifo_equals_an_independent_simulator(arrivals: list[Arrival]) -> None:
     found = simulate(arrivals, declare("2x4"), make_policy("fifo", {"placement": "any"}))
     ours = {job.arrival.job.id: (job.started, job.ended) for job in found.jobs}
     assert ours == fifo_by_simpy(arrivals, 8)
 
 
-def test_fifo_equals_the_oracle_on_a_real_trace() -> None:
+def test_fifo_equals_the_independent_simulator_on_a_real_trace() -> None:
     arrivals = allow_spanning(load(PHILLY).arrivals)
     found = simulate(arrivals, declare("50x8"), make_policy("fifo", {"placement": "any"}))
     ours = {job.arrival.job.id: (job.started, job.ended) for job in found.jobs}
     assert ours == fifo_by_simpy(arrivals, 400)
 
 
-def test_a_job_that_fits_nowhere_is_reported_with_its_reason_and_the_rest_ends() -> None:
+def test_impossible_job_has_a_reason_and_the_others_finish() -> None:
     arrivals = [Arrival(Job("wide", gpus=9), 10), Arrival(Job("fine", gpus=4), 10)]
     found = simulate(arrivals, declare("2x4"), make_policy("fifo"))
     wide, fine = sorted(found.jobs, key=lambda job: job.arrival.job.gpus, reverse=True)
@@ -140,7 +140,7 @@ def test_an_elastic_job_on_fewer_devices_takes_longer() -> None:
     assert max(job.ended or 0 for job in found.jobs) == pytest.approx(400)
 
 
-def test_jobs_on_one_device_slow_each_other_down_only_while_both_run() -> None:
+def test_interference_lasts_while_both_jobs_run() -> None:
     arrivals = [
         Arrival(Job("a", memory_mb=1024), 100),
         Arrival(Job("b", memory_mb=1024, submitted=50), 25),
@@ -152,7 +152,7 @@ def test_jobs_on_one_device_slow_each_other_down_only_while_both_run() -> None:
     assert ends == {"b": 100, "a": 125}
 
 
-def test_a_preempted_job_pays_for_its_restart_and_a_lost_one_for_its_last_checkpoint() -> None:
+def test_costs_of_preemption_migration_and_breakdowns() -> None:
     arrivals = [Arrival(Job("long"), 100), Arrival(Job("short", submitted=40), 10)]
     conditions = Conditions(checkpoint_s=2, restart_s=5)
     found = simulate(arrivals, declare("1x1"), make_policy("srtf"), conditions)
@@ -160,7 +160,7 @@ def test_a_preempted_job_pays_for_its_restart_and_a_lost_one_for_its_last_checkp
     assert ends == {"short": 50, "long": 50 + 7 + 60}
     assert found.preemptions == 1
 
-    elsewhere = [  # the long job has to leave its node, and the short one on the other ends first
+    elsewhere = [  # the long job is preempted, and the short job on the other node ends first
         Arrival(Job("long"), 100),
         Arrival(Job("other", nodes=("node-2",)), 45),
         Arrival(Job("short", submitted=40, nodes=("node-1",)), 10),
@@ -182,7 +182,7 @@ def test_a_preempted_job_pays_for_its_restart_and_a_lost_one_for_its_last_checkp
     assert job.ran_s <= 1000 + 100 * broken.losses
 
 
-def test_wrong_estimates_mislead_the_policy_and_never_the_clock() -> None:
+def test_wrong_estimates_affect_the_policy_but_not_the_durations() -> None:
     arrivals = allow_spanning(load(PHILLY, limit=1000, scale_load=4).arrivals)
     nodes = declare("20x4")
     results = {}
@@ -195,7 +195,7 @@ def test_wrong_estimates_mislead_the_policy_and_never_the_clock() -> None:
     assert len(set(results.values())) == 4
 
 
-def test_the_same_seed_gives_the_same_answer() -> None:
+def test_the_same_seed_gives_the_same_result() -> None:
     arrivals = allow_spanning(load(PHILLY, limit=300).arrivals)
     conditions = Conditions(node_mtbf_s=50_000, repair_s=5_000, checkpoint_every_s=600, seed=7)
 
@@ -212,12 +212,12 @@ def ends(found: Simulation) -> dict[str, float | None]:
     return {job.arrival.job.id: job.ended for job in found.jobs}
 
 
-def test_time_runs_forward_also_where_lines_differ() -> None:
+def test_time_never_goes_backwards_with_several_work_queues() -> None:
     arrivals = [Arrival(Job("late", submitted=100), 10), Arrival(Job("early", queue_priority=1), 10)]
     assert ends(simulate(arrivals, declare("1x1"), make_policy("fifo"))) == {"early": 10, "late": 110}
 
 
-def test_a_short_job_takes_devices_that_it_accepts_whatever_else_is_idle() -> None:
+def test_srtf_preempts_on_devices_that_the_job_accepts() -> None:
     long = [Arrival(Job(name, models=("A100",), gpus=1), 1000) for name in ("a", "b")]
     short = Arrival(Job("short", submitted=1, gpus=2, models=("A100",), may_span_nodes=True), 10)
     for placement in ("first_fit", "any", "pack"):
@@ -226,7 +226,7 @@ def test_a_short_job_takes_devices_that_it_accepts_whatever_else_is_idle() -> No
         assert ends(found)["short"] == 11
 
 
-def test_exclusive_devices_stay_so_for_jobs_that_state_their_memory() -> None:
+def test_exclusive_devices_are_not_shared_by_jobs_with_memory() -> None:
     arrivals = [
         Arrival(Job("wide", gpus=2, memory_mb=1024), 5),
         Arrival(Job("narrow", submitted=1, memory_mb=1024), 2),
@@ -236,7 +236,7 @@ def test_exclusive_devices_stay_so_for_jobs_that_state_their_memory() -> None:
         assert ends(found) == {"narrow": 3, "wide": 7}
 
 
-def test_jobs_that_run_slowly_do_not_push_each_other_out_in_turn() -> None:
+def test_slow_jobs_do_not_preempt_each_other_in_turn() -> None:
     arrivals = [
         Arrival(Job("spread", gpus=2, may_span_nodes=True), 100),
         Arrival(Job("whole", submitted=1, nodes=("node-1",)), 120),
@@ -249,17 +249,17 @@ def test_jobs_that_run_slowly_do_not_push_each_other_out_in_turn() -> None:
 @pytest.mark.parametrize(
     ("policy", "conditions"),
     [
-        ("gavel", Conditions(restart_s=400)),  # more than a round takes
+        ("gavel", Conditions(restart_s=400)),  # longer than a round
         ("fifo", Conditions(node_mtbf_s=72, repair_s=36, checkpoint_every_s=2000)),
     ],
 )
-def test_what_would_never_end_is_noticed_and_said(policy: str, conditions: Conditions) -> None:
+def test_simulation_that_would_never_end_is_stopped(policy: str, conditions: Conditions) -> None:
     arrivals = [Arrival(Job(name), 1000) for name in "ab"]
     found = simulate(arrivals, declare("1x1"), make_policy(policy), conditions)
     assert {job.reason.code for job in found.jobs if job.reason} == {"endless"}
 
 
-def test_attempts_are_numbered_through() -> None:
+def test_attempts_are_numbered_consecutively() -> None:
     arrivals = [Arrival(Job(f"{n:02}", submitted=n, gpus=4, min_gpus=1, max_gpus=4), 30) for n in range(12)]
     for policy, options in (("fifo", {"elastic": True}), ("afs_l", {}), ("ffdl", {}), ("srtf", {})):
         found = simulate(arrivals, declare("2x4"), make_policy(policy, options))
