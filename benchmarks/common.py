@@ -1,23 +1,20 @@
-"""Shared code of the benchmarks: options, figures and goals, a private Prefect server and its API."""
+"""Shared code of all benchmarks: options, figures and goals, and a clean exit."""
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import signal
 import statistics
 import sys
-import tempfile
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import httpx
 
-from gpu_flows.bootstrap.local_stack import Stack, StackError
+from gpu_flows.bootstrap.local_stack import StackError
 from gpu_flows.common import retry
 
 TIMEOUT_S = 180.0  # generous, for slow machines
@@ -83,68 +80,6 @@ def report(goals: Sequence[Goal], details: dict[str, Any], file: Path | None) ->
         results = [{**asdict(goal), "reached": goal.reached} for goal in goals]
         file.write_text(json.dumps({"goals": results, **details}, indent=2) + "\n")
     return int(not all(goal.reached for goal in goals))
-
-
-# -- the server -------------------------------------------------------------------------------
-
-
-class Api:
-    """The server's REST API. Retries while the server is busy, since SQLite allows only one writer."""
-
-    def __init__(self, url: str) -> None:
-        self._http = httpx.Client(base_url=url, timeout=300)
-
-    def get(self, path: str, **params: Any) -> Any:
-        return self._request("GET", path, params=params)
-
-    def post(self, path: str, body: Any) -> Any:
-        return self._request("POST", path, json=body)
-
-    def patch(self, path: str, body: Any) -> Any:
-        return self._request("PATCH", path, json=body)
-
-    def _request(self, method: str, path: str, **kwargs: Any) -> Any:
-        while True:
-            response = self._http.request(method, path, **kwargs)
-            if response.status_code != 503:
-                response.raise_for_status()
-                return response.json() if response.content else None
-            time.sleep(0.2)
-
-
-@contextlib.contextmanager
-def private_stack(cluster: str) -> Iterator[Stack]:
-    """Start a Prefect server in a temporary folder, with a gpu pool on that cluster and no worker. On exit,
-    stop all processes and delete the folder."""
-    with (
-        tempfile.TemporaryDirectory(prefix="gpu-flows-benchmark-", ignore_cleanup_errors=True) as folder,
-        Stack(Path(folder), pool="benchmark") as stack,
-    ):
-        try:
-            log_progress("starting a private Prefect server")
-            stack.start_server()
-            stack.set_up(cluster)
-            yield stack
-        finally:
-            ignore_interrupts()
-
-
-def deploy_command(api: Api, pool: str) -> str:
-    """Create a deployment of the flow `command` in the pool. Return its id."""
-    flow = api.post("/flows/", {"name": "command"})["id"]
-    deployment = {
-        "name": "live",
-        "flow_id": flow,
-        "entrypoint": "gpu_flows.flows.command:command",
-        "work_pool_name": pool,
-    }
-    return str(api.post("/deployments/", deployment)["id"])
-
-
-def submit_command(api: Api, deployment: str, command: str, **variables: object) -> str:
-    """Create a run of that deployment with these job variables. Return its id."""
-    body = {"parameters": {"command": "unused"}, "job_variables": {"command": command, **variables}}
-    return str(api.post(f"/deployments/{deployment}/create_flow_run", body)["id"])
 
 
 # -- running ----------------------------------------------------------------------------------

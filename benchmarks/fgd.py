@@ -70,17 +70,17 @@ def measure_allocation(
     drawn = _draw_jobs(jobs, gpus, random)
     options = {"placement": placement, "sharing": "shared", "utilization_threshold": 100, "skip": True}
     engine = Engine(random.sample(nodes, len(nodes)), make_policy("fifo", options))
-    asked = held = 0.0
+    demanded = held = 0.0
     seen: dict[int, list[float]] = {demand: [] for demand in DEMANDS}
     for job in drawn:
         engine.submit(job)
         engine.tick(job.submitted)
-        asked += _count_gpus(job)
+        demanded += _count_gpus(job)
         if engine.waits(job.id):
             engine.withdraw(job.id)
         else:
             held += _count_gpus(job)
-        seen.get(round(100 * asked / gpus), []).append(100 * held / gpus)
+        seen.get(round(100 * demanded / gpus), []).append(100 * held / gpus)
     if engine.policy_error:
         raise RuntimeError(engine.policy_error)
     return tuple(statistics.mean(seen[demand]) for demand in DEMANDS)

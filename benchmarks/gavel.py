@@ -70,13 +70,13 @@ def run(case: Case) -> tuple[float, float, float]:
 
 
 def main() -> int:
-    asked = make_parser(__doc__ or "", 3, "runs of each case; the fastest counts").parse_args()
+    args = make_parser(__doc__ or "", 3, "runs of each case; the fastest counts").parse_args()
     goals: list[Goal] = []
     details: dict[str, Any] = {}
     print(f"{'trace':<20}{'options':<46}{'turnaround (theirs)':>21}{'makespan (theirs)':>21}{'CPU s':>13}")
     for case in CASES:
         log_progress(f"{case.trace} {case.options}")
-        turnaround, makespan, cpu = min((run(case) for _ in range(asked.runs)), key=lambda result: result[2])
+        turnaround, makespan, cpu = min((run(case) for _ in range(args.runs)), key=lambda result: result[2])
         results = f"{turnaround:,.0f} ({case.turnaround_s:,})", f"{makespan:,.0f} ({case.makespan_s:,})"
         options = json.dumps(case.options) if case.options else "max_min, aware"
         print(f"{case.trace:<20}{options:<46}{results[0]:>21}{results[1]:>21}{cpu:>7.2f} ({case.cpu_s})")
@@ -90,7 +90,7 @@ def main() -> int:
             Goal(f"{name}: part of Gavel's CPU", cpu / case.cpu_s, 1 / 3),
         ]
         details[name] = {"turnaround_s": turnaround, "makespan_s": makespan, "cpu_s": cpu}
-    return report(goals, details, asked.json)
+    return report(goals, details, args.json)
 
 
 if __name__ == "__main__":

@@ -29,17 +29,16 @@ from typing import Any
 
 from common import (
     SPREAD_HEADING,
-    Api,
     Goal,
     Spread,
     log_progress,
     make_parser,
     positive_int,
-    private_stack,
     report,
     run_benchmark,
     wait_until,
 )
+from live_pool import Api, private_stack
 
 from gpu_flows.analytics.answers import answer
 from gpu_flows.bootstrap.local_stack import Stack, StackError

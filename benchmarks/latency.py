@@ -29,18 +29,8 @@ from datetime import datetime
 from pathlib import Path
 
 import psutil
-from common import (
-    SPREAD_HEADING,
-    Api,
-    Goal,
-    Spread,
-    log_progress,
-    make_parser,
-    private_stack,
-    report,
-    run_benchmark,
-    wait_until,
-)
+from common import SPREAD_HEADING, Goal, Spread, log_progress, make_parser, report, run_benchmark, wait_until
+from live_pool import Api, private_stack
 
 from gpu_flows.bootstrap.local_stack import PREFECT, Stack, StackError
 

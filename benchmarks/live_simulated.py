@@ -12,18 +12,8 @@ from __future__ import annotations
 from itertools import combinations
 from statistics import fmean
 
-from common import (
-    Api,
-    Goal,
-    deploy_command,
-    log_progress,
-    make_parser,
-    private_stack,
-    report,
-    run_benchmark,
-    submit_command,
-    wait_until,
-)
+from common import Goal, log_progress, make_parser, report, run_benchmark, wait_until
+from live_pool import Api, deploy_command, private_stack, submit_command
 
 from gpu_flows.analytics.answers import QueryError, answer
 from gpu_flows.analytics.recorded import load
@@ -37,26 +27,26 @@ LIVE = "select job_id, epoch(first_started), epoch(submitted), epoch(ended), tur
 def main() -> int:
     parser = make_parser(__doc__ or "", 30, "jobs")
     parser.add_argument("--cluster", default="2x2", help="NODESxGPUS (default: 2x2)")
-    asked = parser.parse_args()
-    with private_stack(asked.cluster) as stack:
+    args = parser.parse_args()
+    with private_stack(args.cluster) as stack:
         stack.start_worker()
         api = Api(stack.api_url)
         deployment = deploy_command(api, stack.pool)
-        log_progress(f"submitting {asked.runs} jobs")
-        for number in range(asked.runs):
+        log_progress(f"submitting {args.runs} jobs")
+        for number in range(args.runs):
             submit_command(api, deployment, f"sleep {3 + number % 5}", gpus=1 + number % 2)
         warehouse = stack.home / "warehouse.duckdb"
 
         def all_ended() -> bool:
             try:
-                return len(answer(warehouse, "select 1 from job_ends").rows) == asked.runs
+                return len(answer(warehouse, "select 1 from job_ends").rows) == args.runs
             except QueryError:  # the recorder is writing
                 return False
 
         wait_until(all_ended, "all jobs have ended", 600)
         rows = answer(warehouse, LIVE).rows
         arrivals = load(warehouse).arrivals
-    found = simulate(arrivals, declare(asked.cluster), make_policy("fifo"))
+    found = simulate(arrivals, declare(args.cluster), make_policy("fifo"))
     live_start = {row[0]: row[1] for row in rows}
     starts = sorted((job.started or 0.0, live_start[job.arrival.job.id]) for job in found.jobs)
     live = {
@@ -76,7 +66,7 @@ def main() -> int:
     # The worker launches the jobs of one plan concurrently, in no particular order.
     swapped = sum(here[0] < there[0] and here[1] > there[1] for here, there in combinations(starts, 2))
     goals.append(Goal("pairs of jobs that started in the opposite order", swapped, 0))
-    return report(goals, {"live": live, "simulated": simulated}, asked.json)
+    return report(goals, {"live": live, "simulated": simulated}, args.json)
 
 
 if __name__ == "__main__":

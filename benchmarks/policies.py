@@ -111,17 +111,17 @@ def main() -> int:
     parser.add_argument("--policies", help="instead of all of them")
     parser.add_argument("--patience", type=float, default=300.0)
     parser.add_argument("--write", type=Path, metavar="FILE")
-    asked = parser.parse_args()
-    arrivals = allow_spanning(load(asked.trace, limit=asked.limit).arrivals)
+    args = parser.parse_args()
+    arrivals = allow_spanning(load(args.trace, limit=args.limit).arrivals)
     rows: dict[str, dict[str, Any] | None] = {}
-    for label in asked.policies.split(",") if asked.policies else list_policies():
+    for label in args.policies.split(",") if args.policies else list_policies():
         log_progress(label)
-        rows[label] = run_with_timeout(label, asked.patience, arrivals, asked.cluster, asked.placement)
-    lines = make_table(rows, bounds(arrivals, declare(asked.cluster)), asked.patience)
+        rows[label] = run_with_timeout(label, args.patience, arrivals, args.cluster, args.placement)
+    lines = make_table(rows, bounds(arrivals, declare(args.cluster)), args.patience)
     print("\n".join(lines))
-    if asked.write:
-        write_table(asked.write, lines)
-    return report([], {"rows": rows}, asked.json)
+    if args.write:
+        write_table(args.write, lines)
+    return report([], {"rows": rows}, args.json)
 
 
 if __name__ == "__main__":

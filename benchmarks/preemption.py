@@ -12,20 +12,8 @@ from __future__ import annotations
 
 from shlex import quote
 
-from common import (
-    SPREAD_HEADING,
-    Api,
-    Goal,
-    Spread,
-    deploy_command,
-    log_progress,
-    make_parser,
-    private_stack,
-    report,
-    run_benchmark,
-    submit_command,
-    wait_until,
-)
+from common import SPREAD_HEADING, Goal, Spread, log_progress, make_parser, report, run_benchmark, wait_until
+from live_pool import Api, deploy_command, private_stack, submit_command
 
 from gpu_flows.analytics.answers import QueryError, answer
 

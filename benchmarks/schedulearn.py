@@ -62,14 +62,14 @@ def compute_change(workload: str, interference: float, seeds: int) -> dict[str, 
 def main() -> int:
     parser = make_parser(__doc__ or "", 20, "draws that are averaged")
     parser.add_argument("--interference", type=float, default=0.1, help="slowdown per other job on a GPU")
-    asked = parser.parse_args()
+    args = parser.parse_args()
     details: dict[str, Any] = {}
     print("Round Robin against FIFO, ours (published), percent")
     print(f"{'kind':<18}{'metric':<12}" + "".join(f"{jobs:>7} jobs   " for jobs in STRATEGIES))
     for kind, published in PUBLISHED.items():
         ours = {
             jobs: compute_change(
-                f"schedulearn:jobs={jobs},kind={kind},gpu_memory_gb=1", asked.interference, asked.runs
+                f"schedulearn:jobs={jobs},kind={kind},gpu_memory_gb=1", args.interference, args.runs
             )
             for jobs in STRATEGIES
         }
@@ -90,7 +90,7 @@ def main() -> int:
         cells = [f"{found[metric]:.1f} ({figure})" for metric, figure in zip(METRICS, paper, strict=True)]
         print(f"{policy:<18}{cells[0]:<20}{cells[1]}")
         details[f"resnet {policy}"] = found
-    return report([], details, asked.json)
+    return report([], details, args.json)
 
 
 if __name__ == "__main__":

@@ -95,31 +95,31 @@ def main() -> int:
     parser.add_argument("--cluster", default="64x8", help="NODESxGPUS (default: 64x8, which is 512 GPUs)")
     parser.add_argument("--policies", default=",".join(GOALS), help="names, separated by commas")
     parser.add_argument("--placement", default="any", help="how devices are chosen")
-    asked = parser.parse_args()
-    policies: list[str] = asked.policies.split(",")
+    args = parser.parse_args()
+    policies: list[str] = args.policies.split(",")
 
-    arrivals = workload(asked.trace)
-    gpus = sum(len(node.devices) for node in declare(asked.cluster))
-    minimal = min(measure_minimal_loop(arrivals, gpus) for _ in range(asked.runs))
-    print(f"{len(arrivals):,} jobs on {gpus:,} GPUs, placement {asked.placement}")
+    arrivals = workload(args.trace)
+    gpus = sum(len(node.devices) for node in declare(args.cluster))
+    minimal = min(measure_minimal_loop(arrivals, gpus) for _ in range(args.runs))
+    print(f"{len(arrivals):,} jobs on {gpus:,} GPUs, placement {args.placement}")
     print(f"{'policy':<16}{'jobs/s':>10}{'CPU s':>9}{'x min. loop':>13}")
     print(f"{'(minimal loop)':<16}{len(arrivals) / minimal:>10,.0f}{minimal:>9.2f}{1:>13.1f}")
     goals: list[Goal] = []
     details: dict[str, Any] = {"jobs": len(arrivals), "bare_loop_s": minimal, "policies": {}}
     for policy in policies:
-        log_progress(f"{policy}, {asked.runs} times")
-        cpu = min(measure(arrivals, asked.cluster, policy, asked.placement) for _ in range(asked.runs))
+        log_progress(f"{policy}, {args.runs} times")
+        cpu = min(measure(arrivals, args.cluster, policy, args.placement) for _ in range(args.runs))
         print(f"{policy:<16}{len(arrivals) / cpu:>10,.0f}{cpu:>9.2f}{cpu / minimal:>13.1f}")
         details["policies"][policy] = {"cpu_s": cpu, "jobs_per_s": len(arrivals) / cpu}
         if policy in GOALS:
             goals.append(
                 Goal(f"{policy}: us of CPU for a job", cpu / len(arrivals) * 1e6, 1e6 / GOALS[policy], " us")
             )
-    if asked.growth:
-        all_jobs = workload(asked.growth)
+    if args.growth:
+        all_jobs = workload(args.growth)
         for policy in policies:
             log_progress(f"{policy}, growing to {len(all_jobs):,} jobs")
-            slope, points = measure_growth(policy, all_jobs, asked.placement)
+            slope, points = measure_growth(policy, all_jobs, args.placement)
             steps = ", ".join(f"{count:,}: {cpu:.2f} s" for count, cpu in points)
             print(f"{policy:<16}grows with exponent {slope:.2f}  ({steps})")
             goals.append(
@@ -131,7 +131,7 @@ def main() -> int:
             details["policies"][policy] |= {"exponent": slope, "growth": points}
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     goals.append(Goal("peak memory", peak, 1024, " MB"))
-    return report(goals, details, asked.json)
+    return report(goals, details, args.json)
 
 
 if __name__ == "__main__":

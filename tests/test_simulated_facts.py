@@ -187,9 +187,9 @@ def test_a_simulation_is_a_workload_with_the_same_durations(database: Path) -> N
     again = recorded.load(database).arrivals
     first = min(each.job.submitted for each in arrivals)
 
-    def describe(each: Arrival, offset: float) -> tuple[object, ...]:
-        job = each.job
-        return job.submitted - offset, job.gpus, job.memory_mb, job.user, job.kind, each.duration_s
+    def describe(arrival: Arrival, offset: float) -> tuple[object, ...]:
+        job = arrival.job
+        return job.submitted - offset, job.gpus, job.memory_mb, job.user, job.kind, arrival.duration_s
 
     assert sorted(describe(each, 0) for each in again) == sorted(describe(each, first) for each in arrivals)
 

@@ -87,7 +87,7 @@ def fifo_by_simpy(arrivals: list[Arrival], gpus: int) -> dict[str, tuple[float, 
         yield pool.put(arrival.job.gpus)
 
     def arrive():  # type: ignore[no-untyped-def]
-        for arrival in sorted(arrivals, key=lambda each: each.job.order):
+        for arrival in sorted(arrivals, key=lambda arrival: arrival.job.order):
             yield environment.timeout(arrival.job.submitted - environment.now)
             environment.process(run(arrival))
 

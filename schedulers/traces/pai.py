@@ -1,4 +1,4 @@
-"""The simulator beside Alibaba's 2020 PAI trace (NSDI 2022): one row per job."""
+"""Traces of the simulator that comes with Alibaba's 2020 PAI trace (NSDI 2022): one row per job."""
 
 from __future__ import annotations
 
