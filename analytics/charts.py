@@ -17,7 +17,7 @@ import numpy as np
 
 from gpu_flows.schedulers.model import all_devices
 from gpu_flows.schedulers.simulation.simulator import Attempt, Simulation
-from gpu_flows.schedulers.simulation.summary import Floats, Use, device_use
+from gpu_flows.schedulers.simulation.summary import DeviceUse, Floats, device_use
 
 WIDTH, PLOT_HEIGHT = 900.0, 320.0
 LEFT, TOP, RIGHT, BOTTOM = 72.0, 64.0, 24.0, 56.0
@@ -53,7 +53,7 @@ def _climb(ascending: Floats) -> list[tuple[float, float]]:
     return points
 
 
-def utilization(uses: Mapping[str, Use]) -> str:
+def utilization(uses: Mapping[str, DeviceUse]) -> str:
     """How busy the devices were in the course of time, for each policy."""
     begin = min((float(use.since.min()) for use in uses.values() if len(use.since)), default=0.0)
     end = max((float(use.until.max()) for use in uses.values() if len(use.until)), default=0.0)
@@ -199,7 +199,7 @@ SOFT = (
 )
 
 
-def gantt(policy: str, simulation: Simulation, use: Use | None = None) -> str:
+def gantt(policy: str, simulation: Simulation, use: DeviceUse | None = None) -> str:
     """Devices downwards, time across: every attempt as a bar, or for many of them how full it was."""
     if not simulation.attempts:
         return _empty(f"Devices over time: {policy}", "No job ran.")
@@ -240,7 +240,7 @@ def _bars(policy: str, simulation: Simulation, axis: _Linear, devices: int) -> s
     return sheet.svg()
 
 
-def _shades(policy: str, simulation: Simulation, use: Use, axis: _Linear) -> str:
+def _shades(policy: str, simulation: Simulation, use: DeviceUse, axis: _Linear) -> str:
     """Rows of neighbouring devices; the darker, the more of them were held."""
     group = math.ceil(use.devices / MOST_ROWS)
     rows = math.ceil(use.devices / group)
@@ -256,7 +256,7 @@ def _shades(policy: str, simulation: Simulation, use: Use, axis: _Linear) -> str
     for number in range(rows):
         mine = use.device // group == number
         size = min(group, use.devices - number * group)
-        held = Use(size, use.device[mine], use.since[mine], use.until[mine], np.ones(int(mine.sum())))
+        held = DeviceUse(size, use.device[mine], use.since[mine], use.until[mine], np.ones(int(mine.sum())))
         shares = held.over_time(edges) if mine.any() else np.zeros(BINS)
         shade = np.ceil(shares * (len(SHADES) - 1) - 1e-6).astype(int)
         cuts = [0, *(np.flatnonzero(np.diff(shade)) + 1).tolist(), BINS]

@@ -121,8 +121,8 @@ def _of_job(result: JobResult, pool: str, experiment: str) -> Iterator[Fact]:
     )
     if result.ended is not None:
         yield JobEnded(job_id, result.ended, "completed")
-    elif result.trouble and result.trouble.code == "impossible":
-        yield JobEnded(job_id, job.submitted, "refused", str(result.trouble))
+    elif result.reason and result.reason.code == "impossible":
+        yield JobEnded(job_id, job.submitted, "refused", str(result.reason))
 
 
 def _of_attempt(attempt: Attempt, pool: str, policy: str, memory_mb: int) -> Iterator[Fact]:

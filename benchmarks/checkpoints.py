@@ -15,7 +15,7 @@ import os
 import tempfile
 from pathlib import Path
 
-from common import SPREAD_HEADING, Goal, Spread, arguments, carry_out, conclude, say
+from common import SPREAD_HEADING, Goal, Spread, log_progress, make_parser, report, run_benchmark
 
 from gpu_flows.checkpoints import contract
 from gpu_flows.checkpoints.resuming import EVERY_S
@@ -38,7 +38,7 @@ def saves(config: TrainConfig) -> tuple[list[contract.Entry], int]:
 
 
 def main() -> int:
-    parser = arguments(__doc__ or "", 10, "checkpoints saved of each model")
+    parser = make_parser(__doc__ or "", 10, "checkpoints saved of each model")
     parser.add_argument("--models", default=",".join(models.names()), help="names, by commas")
     parser.add_argument("--size", type=int, default=16)
     parser.add_argument("--every", type=float, default=1.0, help="seconds between two checkpoints here")
@@ -47,7 +47,7 @@ def main() -> int:
     print(f"size {asked.size}; seconds for a checkpoint, overhead at {EVERY_S:g} s between two")
     print(f"{'model':<13}{'parameters':>11}{'MB':>7} {SPREAD_HEADING}{'overhead':>10}")
     for model in asked.models.split(","):
-        say(model)
+        log_progress(model)
         config = TrainConfig(
             model=model,
             size=asked.size,
@@ -66,8 +66,8 @@ def main() -> int:
         )
         details[model] = {"seconds": took, "bytes": entries[-1].bytes, "percent": percent}
         goals.append(Goal(f"{model}: share of the time spent on saving", percent, GOAL_PERCENT, "%"))
-    return conclude(goals, details, asked.json)
+    return report(goals, details, asked.json)
 
 
 if __name__ == "__main__":
-    carry_out(main)
+    run_benchmark(main)

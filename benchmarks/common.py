@@ -1,25 +1,23 @@
-"""What the benchmarks share: a private Prefect server, its API, medians, goals, and a tidy end."""
+"""Shared code of all benchmarks: options, figures and goals, and a clean exit."""
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import signal
 import statistics
 import sys
-import tempfile
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import httpx
 
-from gpu_flows.bootstrap.local_stack import Stack, StackError
+from gpu_flows.bootstrap.local_stack import StackError
+from gpu_flows.common import retry
 
-PATIENCE_S = 180.0  # a safety net for a slow machine, not an expectation
+TIMEOUT_S = 180.0  # generous, for slow machines
 
 
 # -- figures ----------------------------------------------------------------------------------
@@ -27,7 +25,7 @@ PATIENCE_S = 180.0  # a safety net for a slow machine, not an expectation
 
 @dataclass(frozen=True)
 class Spread:
-    """A handful of measurements, in short."""
+    """Median, 90th percentile and range of some measurements."""
 
     median: float
     p90: float
@@ -52,7 +50,7 @@ SPREAD_HEADING = f"{'median':>8} {'p90':>8} {'min':>8} ..{'max':>8}"
 
 @dataclass(frozen=True)
 class Goal:
-    """A figure beside the most it may be."""
+    """A measured figure and its upper limit."""
 
     what: str
     measured: float
@@ -73,84 +71,40 @@ def _short(figure: float) -> str:
     return f"{figure:.0f}" if figure >= 10 else f"{figure:.2f}"
 
 
-def conclude(goals: Sequence[Goal], details: dict[str, Any], file: Path | None) -> int:
-    """Print the goals, keep everything in the file if one is named. The exit code."""
+def report(goals: Sequence[Goal], details: dict[str, Any], file: Path | None) -> int:
+    """Print the goals and write everything to the file, if one is given. Return the exit code."""
     print()
     for goal in goals:
         print(goal.text())
     if file:
-        judged = [{**asdict(goal), "reached": goal.reached} for goal in goals]
-        file.write_text(json.dumps({"goals": judged, **details}, indent=2) + "\n")
+        results = [{**asdict(goal), "reached": goal.reached} for goal in goals]
+        file.write_text(json.dumps({"goals": results, **details}, indent=2) + "\n")
     return int(not all(goal.reached for goal in goals))
-
-
-# -- the server -------------------------------------------------------------------------------
-
-
-class Api:
-    """The server's REST API. One that is busy (SQLite lets one writer in) is asked again."""
-
-    def __init__(self, url: str) -> None:
-        self._http = httpx.Client(base_url=url, timeout=300)
-
-    def get(self, path: str, **params: Any) -> Any:
-        return self._ask("GET", path, params=params)
-
-    def post(self, path: str, body: Any) -> Any:
-        return self._ask("POST", path, json=body)
-
-    def patch(self, path: str, body: Any) -> Any:
-        return self._ask("PATCH", path, json=body)
-
-    def _ask(self, method: str, path: str, **kwargs: Any) -> Any:
-        while True:
-            response = self._http.request(method, path, **kwargs)
-            if response.status_code != 503:
-                response.raise_for_status()
-                return response.json() if response.content else None
-            time.sleep(0.2)
-
-
-@contextlib.contextmanager
-def private_stack(cluster: str) -> Iterator[Stack]:
-    """A server of our own in a folder of its own, with a gpu pool on that cluster but no worker
-    yet. Leaving it stops everything it started and throws the folder away."""
-    with (
-        tempfile.TemporaryDirectory(prefix="gpu-flows-benchmark-", ignore_cleanup_errors=True) as folder,
-        Stack(Path(folder), pool="benchmark") as stack,
-    ):
-        try:
-            say("starting a private Prefect server")
-            stack.start_server()
-            stack.set_up(cluster)
-            yield stack
-        finally:
-            tidy_undisturbed()
 
 
 # -- running ----------------------------------------------------------------------------------
 
 
-def arguments(description: str, runs: int, what: str) -> argparse.ArgumentParser:
-    """The options that every benchmark has."""
+def make_parser(description: str, runs: int, what: str) -> argparse.ArgumentParser:
+    """Return a parser with the options that every benchmark has."""
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--runs", type=at_least_one, default=runs, metavar="N", help=what)
+    parser.add_argument("--runs", type=positive_int, default=runs, metavar="N", help=what)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure to this file too")
     return parser
 
 
-def at_least_one(text: str) -> int:
+def positive_int(text: str) -> int:
     if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of 1 or more")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of 1 or more")
     return int(text)
 
 
-def carry_out(benchmark: Callable[[], int]) -> None:
-    """Run it and exit with its code. Ctrl-C and SIGTERM end it tidily, a failure in one line."""
-    for each in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(each, _interrupt)
+def run_benchmark(benchmark: Callable[[], int]) -> None:
+    """Run the benchmark and exit with its code. Clean up on Ctrl-C and SIGTERM."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _interrupt)
     try:
         sys.exit(benchmark())
     except KeyboardInterrupt:
@@ -160,27 +114,24 @@ def carry_out(benchmark: Callable[[], int]) -> None:
 
 
 def _interrupt(*_: object) -> None:
-    tidy_undisturbed()
+    ignore_interrupts()
     raise KeyboardInterrupt
 
 
-def tidy_undisturbed() -> None:
-    """From here on only tidying up is left, and no impatient Ctrl-C may cut it short."""
-    for each in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(each, signal.SIG_IGN)
+def ignore_interrupts() -> None:
+    """Ignore Ctrl-C and SIGTERM from now on, so that they cannot interrupt the clean-up."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
 
 
 def wait_until(
-    look: Callable[[], bool], what: str, patience_s: float = PATIENCE_S, every_s: float = 0.5
+    condition: Callable[[], bool], what: str, timeout_s: float = TIMEOUT_S, every_s: float = 0.5
 ) -> None:
-    """Look now and then, seldom enough not to be part of what is measured."""
-    deadline = time.monotonic() + patience_s
-    while not look():
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"Still not so after {patience_s:.0f} s: {what}.")
-        time.sleep(every_s)
+    """Wait until the condition holds. The default interval is long, not to disturb the measurement."""
+    if not retry.wait_until(condition, timeout_s, every_s):
+        raise TimeoutError(f"Not reached after {timeout_s:.0f} s: {what}.")
 
 
-def say(what: str) -> None:
-    """Progress, kept apart from the figures."""
-    print(f"... {what}", file=sys.stderr, flush=True)
+def log_progress(message: str) -> None:
+    """Print progress to stderr, apart from the figures."""
+    print(f"... {message}", file=sys.stderr, flush=True)

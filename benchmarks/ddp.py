@@ -19,7 +19,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from common import Goal, arguments, carry_out, conclude, say
+from common import Goal, log_progress, make_parser, report, run_benchmark
 
 from gpu_flows.training.config import TrainConfig
 from gpu_flows.training.registry import models
@@ -41,7 +41,7 @@ def trained(config: TrainConfig, processes: int) -> tuple[float, list[float]]:
 
 
 def main() -> int:
-    parser = arguments(__doc__ or "", 2, "times each is trained")
+    parser = make_parser(__doc__ or "", 2, "times each is trained")
     parser.add_argument("--models", default=",".join(models.names()), help="names, by commas")
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--size", type=int, default=4)
@@ -66,7 +66,7 @@ def main() -> int:
         curves: dict[int, list[float]] = {}
         for run in range(asked.runs):
             for processes in (1, 2):
-                say(f"{model}, {processes} process(es), run {run + 1} of {asked.runs}")
+                log_progress(f"{model}, {processes} process(es), run {run + 1} of {asked.runs}")
                 speed, curves[processes] = trained(config, processes)
                 speeds[processes].append(speed)
         one, two = max(speeds[1]), max(speeds[2])
@@ -75,8 +75,8 @@ def main() -> int:
         details[model] = {"one": one, "two": two, "apart": apart}
         share = apart / TOLERANCE[asked.precision]
         goals.append(Goal(f"{model}: difference, as a share of the tolerance", share, 1.0))
-    return conclude(goals, details, asked.json)
+    return report(goals, details, asked.json)
 
 
 if __name__ == "__main__":
-    carry_out(main)
+    run_benchmark(main)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import random
 import time
 
-from common import SPREAD_HEADING, Goal, Spread, arguments, carry_out, conclude, say
+from common import SPREAD_HEADING, Goal, Spread, log_progress, make_parser, report, run_benchmark
 
 from gpu_flows.schedulers.cluster.spec import declare
 from gpu_flows.schedulers.engine import Engine
@@ -65,7 +65,7 @@ def plans(policy: str, devices: int, waiting: int, runs: int) -> list[float]:
 
 
 def main() -> int:
-    parser = arguments(__doc__ or "", 300, "plans measured for each policy")
+    parser = make_parser(__doc__ or "", 300, "plans measured for each policy")
     parser.add_argument("--devices", type=int, default=10_000)
     parser.add_argument("--waiting", type=int, default=10_000)
     parser.add_argument("--policies", default=",".join(sorted(all_policies())), help="names, by commas")
@@ -74,15 +74,15 @@ def main() -> int:
     print(f"{asked.devices:,} devices, at least {asked.waiting:,} waiting; milliseconds for one plan")
     print(f"{'policy':<16}{'p99':>8} {SPREAD_HEADING}")
     for policy in asked.policies.split(","):
-        say(policy)
+        log_progress(policy)
         took = sorted(plans(policy, asked.devices, asked.waiting, asked.runs))
         p99 = took[min(len(took) - 1, round(0.99 * (len(took) - 1)))]
         print(f"{policy:<16}{p99 * 1e3:>8.2f} {Spread.of(took).text(1e3)}")
         details[policy] = {"p99_ms": p99 * 1e3, "median_ms": took[len(took) // 2] * 1e3}
         if policy in HELD_TO_IT:
             goals.append(Goal(f"{policy}: p99 of a plan", p99 * 1e3, GOAL_MS, " ms"))
-    return conclude(goals, details, asked.json)
+    return report(goals, details, asked.json)
 
 
 if __name__ == "__main__":
-    carry_out(main)
+    run_benchmark(main)

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 
-from common import SPREAD_HEADING, Goal, Spread, arguments, carry_out, conclude, say
+from common import SPREAD_HEADING, Goal, Spread, log_progress, make_parser, report, run_benchmark
 from docker import APIClient
 
 from gpu_flows.blocks import ContainerRules, DockerHost
@@ -65,7 +65,7 @@ def engine(address: str, image: str) -> Iterator[tuple[str, str]]:
 
     if reason := can_run():
         sys.exit(f"{reason} Name an engine with --docker.")
-    say("starting a Docker engine")
+    log_progress("starting a Docker engine")
     with Daemon("benchmark") as daemon:
         yield daemon.url, bare_image(daemon.client())
 
@@ -140,7 +140,7 @@ def _removal(api: APIClient, name: str) -> Callable[[], None]:
 
 
 def main() -> int:
-    parser = arguments(__doc__ or "", runs=40, what="launches each way")
+    parser = make_parser(__doc__ or "", runs=40, what="launches each way")
     parser.add_argument("--docker", default="", metavar="ADDRESS", help="an engine that runs already")
     parser.add_argument("--image", default="", help="an image it has, with a `sleep` in it")
     options = parser.parse_args()
@@ -152,8 +152,8 @@ def main() -> int:
         print(f"{way:<36}{spread.text(1000, 1)}")
     ratio = spreads["ours"].median / spreads["bare"].median
     goals = [Goal("ours over bare, medians", ratio, MOST)]
-    return conclude(goals, {way: asdict(spread) for way, spread in spreads.items()}, options.json)
+    return report(goals, {way: asdict(spread) for way, spread in spreads.items()}, options.json)
 
 
 if __name__ == "__main__":
-    carry_out(main)
+    run_benchmark(main)

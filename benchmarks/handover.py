@@ -29,17 +29,16 @@ from typing import Any
 
 from common import (
     SPREAD_HEADING,
-    Api,
     Goal,
     Spread,
-    arguments,
-    at_least_one,
-    carry_out,
-    conclude,
-    private_stack,
-    say,
+    log_progress,
+    make_parser,
+    positive_int,
+    report,
+    run_benchmark,
     wait_until,
 )
+from live_pool import Api, private_stack
 
 from gpu_flows.analytics.answers import answer
 from gpu_flows.bootstrap.local_stack import Stack, StackError
@@ -88,8 +87,8 @@ PARTS: dict[str, Gap] = {
 
 
 def main() -> int:
-    parser = arguments(__doc__ or "", runs=50, what="handovers that count (default: 50)")
-    parser.add_argument("--waiting", type=at_least_one, default=1000, help="runs in line (default: 1000)")
+    parser = make_parser(__doc__ or "", runs=50, what="handovers that count (default: 50)")
+    parser.add_argument("--waiting", type=positive_int, default=1000, help="runs in line (default: 1000)")
     parser.add_argument("--job-seconds", type=float, default=0.5, help="length of a job (default: 0.5)")
     given = parser.parse_args()
     turns, waiting = measure(given.runs, given.waiting, given.job_seconds)
@@ -110,7 +109,7 @@ def main() -> int:
         Goal("device free to next launched, by the processes", 1000 * spread(SEEN).median, GOAL_MS, " ms"),
         Goal("device free to next launched, by the warehouse", 1000 * spread(TOLD).median, GOAL_MS, " ms"),
     ]
-    return conclude(goals, {"waiting": waiting, "turns": [asdict(turn) for turn in turns]}, given.json)
+    return report(goals, {"waiting": waiting, "turns": [asdict(turn) for turn in turns]}, given.json)
 
 
 def measure(handovers: int, waiting: int, job_seconds: float) -> tuple[list[Turn], int]:
@@ -121,7 +120,7 @@ def measure(handovers: int, waiting: int, job_seconds: float) -> tuple[list[Turn
         notes.mkdir()
         fill_line(api, deploy(stack, api, notes, job_seconds), turns + waiting)
         stack.start_worker()
-        say(f"watching {handovers} handovers, after {WARM_UP} to warm up")
+        log_progress(f"watching {handovers} handovers, after {WARM_UP} to warm up")
         wait_until(lambda: len(list(notes.iterdir())) >= turns, "the jobs have run", LONG_S)
         time.sleep(2)  # for the paperwork on the last one
         stack.stop_worker()  # which brings every fact to the warehouse
@@ -147,7 +146,7 @@ def deploy(stack: Stack, api: Api, notes: Path, job_seconds: float) -> str:
 def fill_line(api: Api, deployment: str, runs: int) -> None:
     """Create that many due runs. SQLite lets one writer in, and the server also writes the events of
     what it just created: it is given the time to, and what it could not create is asked for again."""
-    say(f"creating {runs:,} due runs")
+    log_progress(f"creating {runs:,} due runs")
     due = {"scheduled_time": datetime.now(UTC).isoformat()}
     run = {"state": {"type": "SCHEDULED", "name": WAITING, "state_details": due}}
     deadline = time.monotonic() + LONG_S
@@ -181,4 +180,4 @@ def ask(stack: Stack, question: str) -> list[tuple[Any, ...]]:
 
 
 if __name__ == "__main__":
-    carry_out(main)
+    run_benchmark(main)

@@ -29,18 +29,8 @@ from datetime import datetime
 from pathlib import Path
 
 import psutil
-from common import (
-    SPREAD_HEADING,
-    Api,
-    Goal,
-    Spread,
-    arguments,
-    carry_out,
-    conclude,
-    private_stack,
-    say,
-    wait_until,
-)
+from common import SPREAD_HEADING, Goal, Spread, log_progress, make_parser, report, run_benchmark, wait_until
+from live_pool import Api, private_stack
 
 from gpu_flows.bootstrap.local_stack import PREFECT, Stack, StackError
 
@@ -80,7 +70,7 @@ class Start:
 
 
 def main() -> int:
-    parser = arguments(__doc__ or "", runs=20, what="runs of each worker (default: 20)")
+    parser = make_parser(__doc__ or "", runs=20, what="runs of each worker (default: 20)")
     parser.add_argument("--seed", type=int, default=1, help="of the pauses between runs")
     given = parser.parse_args()
     starts = measure(given.runs, random.Random(given.seed))
@@ -100,7 +90,7 @@ def main() -> int:
         Goal(f"{OURS.name} / {EAGER.name}", ratio(EAGER), 2 / 3),
     ]
     details = {kind.name: [asdict(start) for start in starts[kind]] for kind in KINDS}
-    return conclude(goals, {"seconds": details}, given.json)
+    return report(goals, {"seconds": details}, given.json)
 
 
 def measure(runs: int, chance: random.Random) -> dict[Kind, list[Start]]:
@@ -110,7 +100,7 @@ def measure(runs: int, chance: random.Random) -> dict[Kind, list[Start]]:
         for kind in (STOCK, EAGER):
             stack.run([*PREFECT, "work-pool", "create", kind.pool, "--type", "process"])
         deployments = deploy(stack, api)
-        say("starting the three workers")
+        log_progress("starting the three workers")
         stack.start_worker()
         for kind in (STOCK, EAGER):
             workers.enter_context(stock_worker(stack, api, kind))
@@ -120,7 +110,7 @@ def measure(runs: int, chance: random.Random) -> dict[Kind, list[Start]]:
                 start = run_once(api, deployments[kind])
                 if number > 0:
                     starts[kind].append(start)
-            say(f"round {number} of {runs}" if number > 0 else "warmed up")
+            log_progress(f"round {number} of {runs}" if number > 0 else "warmed up")
     return starts
 
 
@@ -201,4 +191,4 @@ def run_once(api: Api, deployment: str) -> Start:
 
 
 if __name__ == "__main__":
-    carry_out(main)
+    run_benchmark(main)

@@ -1,4 +1,4 @@
-"""Live against simulated: thirty short jobs run for real, then simulated from their own record.
+"""Compares a live pool with the simulator: thirty jobs run, then are simulated from their records.
 
     python benchmarks/live_simulated.py [--runs 30] [--cluster 2x2] [--json FILE]
 
@@ -12,7 +12,8 @@ from __future__ import annotations
 from itertools import combinations
 from statistics import fmean
 
-from common import Api, Goal, arguments, carry_out, conclude, private_stack, say, wait_until
+from common import Goal, log_progress, make_parser, report, run_benchmark, wait_until
+from live_pool import Api, deploy_command, private_stack, submit_command
 
 from gpu_flows.analytics.answers import QueryError, answer
 from gpu_flows.analytics.recorded import load
@@ -24,32 +25,28 @@ LIVE = "select job_id, epoch(first_started), epoch(submitted), epoch(ended), tur
 
 
 def main() -> int:
-    parser = arguments(__doc__ or "", 30, "jobs")
+    parser = make_parser(__doc__ or "", 30, "jobs")
     parser.add_argument("--cluster", default="2x2", help="NODESxGPUS (default: 2x2)")
-    asked = parser.parse_args()
-    with private_stack(asked.cluster) as stack:
+    args = parser.parse_args()
+    with private_stack(args.cluster) as stack:
         stack.start_worker()
         api = Api(stack.api_url)
-        flow = api.post("/flows/", {"name": "command"})["id"]
-        about = {"name": "live", "flow_id": flow, "entrypoint": "gpu_flows.flows.command:command"}
-        deployment = api.post("/deployments/", {**about, "work_pool_name": stack.pool})["id"]
-        say(f"submitting {asked.runs} jobs")
-        for number in range(asked.runs):
-            variables = {"command": f"sleep {3 + number % 5}", "gpus": 1 + number % 2}
-            body = {"parameters": {"command": "unused"}, "job_variables": variables}
-            api.post(f"/deployments/{deployment}/create_flow_run", body)
+        deployment = deploy_command(api, stack.pool)
+        log_progress(f"submitting {args.runs} jobs")
+        for number in range(args.runs):
+            submit_command(api, deployment, f"sleep {3 + number % 5}", gpus=1 + number % 2)
         warehouse = stack.home / "warehouse.duckdb"
 
         def all_ended() -> bool:
             try:
-                return len(answer(warehouse, "select 1 from job_ends").rows) == asked.runs
+                return len(answer(warehouse, "select 1 from job_ends").rows) == args.runs
             except QueryError:  # the recorder is writing
                 return False
 
         wait_until(all_ended, "all jobs have ended", 600)
         rows = answer(warehouse, LIVE).rows
         arrivals = load(warehouse).arrivals
-    found = simulate(arrivals, declare(asked.cluster), make_policy("fifo"))
+    found = simulate(arrivals, declare(args.cluster), make_policy("fifo"))
     live_start = {row[0]: row[1] for row in rows}
     starts = sorted((job.started or 0.0, live_start[job.arrival.job.id]) for job in found.jobs)
     live = {
@@ -66,11 +63,11 @@ def main() -> int:
         off = 100 * (simulated[what] / seconds - 1)
         print(f"{what:<18}{seconds:>10.2f}{simulated[what]:>13.2f}{off:>+8.1f}%")
         goals.append(Goal(f"{what}: off by", abs(off), 5.0, " %"))
-    # What one plan starts is launched side by side, in no particular order.
+    # The worker launches the jobs of one plan concurrently, in no particular order.
     swapped = sum(here[0] < there[0] and here[1] > there[1] for here, there in combinations(starts, 2))
-    goals.append(Goal("pairs of jobs that started the other way round", swapped, 0))
-    return conclude(goals, {"live": live, "simulated": simulated}, asked.json)
+    goals.append(Goal("pairs of jobs that started in the opposite order", swapped, 0))
+    return report(goals, {"live": live, "simulated": simulated}, args.json)
 
 
 if __name__ == "__main__":
-    carry_out(main)
+    run_benchmark(main)

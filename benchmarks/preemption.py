@@ -12,18 +12,8 @@ from __future__ import annotations
 
 from shlex import quote
 
-from common import (
-    SPREAD_HEADING,
-    Api,
-    Goal,
-    Spread,
-    arguments,
-    carry_out,
-    conclude,
-    private_stack,
-    say,
-    wait_until,
-)
+from common import SPREAD_HEADING, Goal, Spread, log_progress, make_parser, report, run_benchmark, wait_until
+from live_pool import Api, deploy_command, private_stack, submit_command
 
 from gpu_flows.analytics.answers import QueryError, answer
 
@@ -43,21 +33,15 @@ RUNNING = "select count(*) from attempt_history where is_open and gpus = 1"
 
 
 def main() -> int:
-    asked = arguments(__doc__ or "", 10, "urgent jobs").parse_args()
+    asked = make_parser(__doc__ or "", 10, "urgent jobs").parse_args()
     with private_stack("1x4") as stack:
         api = Api(stack.api_url)
         block = api.get("/block_types/slug/gpu-scheduler/block_documents/name/default")["id"]
         choice = {"policy": {"name": "priority"}, "protection": {"min_run_seconds": 0, "most_preemptions": 0}}
         api.patch(f"/block_documents/{block}", {"data": choice, "merge_existing_data": False})
         stack.start_worker()
-        flow = api.post("/flows/", {"name": "command"})["id"]
-        about = {"name": "live", "flow_id": flow, "entrypoint": "gpu_flows.flows.command:command"}
-        deployment = api.post("/deployments/", {**about, "work_pool_name": stack.pool})["id"]
+        deployment = deploy_command(api, stack.pool)
         warehouse = stack.home / "warehouse.duckdb"
-
-        def submit(command: str, **variables: object) -> str:
-            body = {"parameters": {"command": "unused"}, "job_variables": {"command": command, **variables}}
-            return str(api.post(f"/deployments/{deployment}/create_flow_run", body)["id"])
 
         def all_run() -> bool:
             try:
@@ -66,11 +50,12 @@ def main() -> int:
                 return False
 
         for _ in range(4):
-            submit(f"sh -c {quote(SAVES)}")
+            submit_command(api, deployment, f"sh -c {quote(SAVES)}")
         wait_until(all_run, "the node is full")
         for number in range(asked.runs):
-            say(f"urgent job {number + 1} of {asked.runs}")
-            path = "/flow_runs/" + submit("true", gpus=4, priority_class="urgent")
+            log_progress(f"urgent job {number + 1} of {asked.runs}")
+            run = submit_command(api, deployment, "true", gpus=4, priority_class="urgent")
+            path = f"/flow_runs/{run}"
             wait_until(lambda path=path: api.get(path)["state"]["name"] == "Completed", "it ran")
             wait_until(all_run, "the others are back")
         planned, freed, started = zip(*answer(warehouse, URGENT).rows, strict=True)
@@ -91,8 +76,8 @@ def main() -> int:
         Goal("urgent job, created to launched, median", Spread.of(started).median, 1.0, " s"),
         Goal("devices held twice", twice, 0),
     ]
-    return conclude(goals, {what: list(values) for what, values in rows.items()}, asked.json)
+    return report(goals, {what: list(values) for what, values in rows.items()}, asked.json)
 
 
 if __name__ == "__main__":
-    carry_out(main)
+    run_benchmark(main)

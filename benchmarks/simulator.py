@@ -1,13 +1,13 @@
-"""How fast the simulator is: jobs a second for each policy, beside a bare loop, and how that grows.
+"""Measures the simulator: jobs a second for each policy, compared with a minimal loop, and the growth.
 
     python benchmarks/simulator.py [--trace philly20k.csv] [--growth philly82k.csv] [--cluster 64x8]
         [--policies fifo,sjf,srtf,tiresias] [--placement any] [--runs 3] [--json FILE]
 
-CPU seconds of one core, reading the trace left out. The bare loop is FIFO in a few lines on a counter of
-free GPUs: no engine, no devices, no checks. Without a trace a workload is generated. Goals: 20,000 jobs/s
-for fifo and sjf, 5,000 for srtf and tiresias; with --growth that whole trace on 2,490 GPUs within 10 s of CPU
-(40 s for srtf and tiresias) and 1 GB, at a cost that grows no worse than n log n. Exit code 1 when one is
-missed.
+Times are CPU seconds of one core, without reading the trace. The minimal loop is FIFO in a few lines on a
+count of free GPUs, without engine, devices or checks. Without a trace, a workload is generated. Goals: 20,000
+jobs/s for fifo and sjf, 5,000 for srtf and tiresias; with --growth the whole trace on 2,490 GPUs within 10 s
+of CPU (40 s for srtf and tiresias) and 1 GB, and costs that grow at most like n log n. The exit code is 1 if
+a goal is missed.
 """
 
 from __future__ import annotations
@@ -20,43 +20,45 @@ from heapq import heappop, heappush
 from pathlib import Path
 from typing import Any
 
-from common import Goal, arguments, carry_out, conclude, say
+from common import Goal, log_progress, make_parser, report, run_benchmark
 
 from gpu_flows.schedulers.cluster.spec import declare
 from gpu_flows.schedulers.policy import make_policy
 from gpu_flows.schedulers.simulation.generators import generate
 from gpu_flows.schedulers.simulation.simulator import simulate
 from gpu_flows.schedulers.traces import load
-from gpu_flows.schedulers.workload import Arrival, spanning
+from gpu_flows.schedulers.workload import Arrival, allow_spanning
 
 GENERATED = "poisson:jobs=20000,rate_per_hour=1000"
-WANTED = {"fifo": 20_000, "sjf": 20_000, "srtf": 5_000, "tiresias": 5_000}  # jobs a second
+GOALS = {"fifo": 20_000, "sjf": 20_000, "srtf": 5_000, "tiresias": 5_000}  # jobs a second
 PHILLY = "311x8+1x2"  # 2,490 GPUs
-LIMIT_S = {"fifo": 10.0, "sjf": 10.0}  # for the whole trace; the others have 40 s
-STEPS = (1_000, 5_000, 20_000)  # jobs, before all of them
+LIMIT_S = {"fifo": 10.0, "sjf": 10.0}  # for the whole trace; 40 s for other policies
+STEPS = (1_000, 5_000, 20_000)  # numbers of jobs, followed by the whole trace
 
 
 def workload(path: Path | None) -> list[Arrival]:
-    return spanning(load(path).arrivals if path else generate(GENERATED, seed=0))
+    return allow_spanning(load(path).arrivals if path else generate(GENERATED, seed=0))
 
 
-def cpu_of(arrivals: list[Arrival], cluster: str, policy: str, placement: str) -> float:
-    """CPU seconds of one simulation, checked to have brought every job to its end."""
+def measure(arrivals: list[Arrival], cluster: str, policy: str, placement: str) -> float:
+    """Return the CPU seconds of one simulation, after a check that every job has an outcome."""
     nodes, chosen = declare(cluster), make_policy(policy, {"placement": placement})
     gc.collect()
     began = time.process_time()
     found = simulate(arrivals, nodes, chosen)
     took = time.process_time() - began
-    lost = [job for job in found.jobs if job.ended is None and job.trouble is None]
+    lost = [job for job in found.jobs if job.ended is None and job.reason is None]
     if lost or found.policy_error:
         raise SystemExit(f"{policy}: {len(lost)} jobs lost. {found.policy_error}")
     return took
 
 
-def cpu_of_bare_loop(arrivals: list[Arrival], gpus: int) -> float:
-    """Strict FIFO with nothing but numbers."""
+def measure_minimal_loop(arrivals: list[Arrival], gpus: int) -> float:
+    """Return the CPU seconds of strict FIFO on plain numbers."""
     jobs = [
-        (each.job.submitted, each.job.gpus, each.duration_s) for each in arrivals if each.job.gpus <= gpus
+        (arrival.job.submitted, arrival.job.gpus, arrival.duration_s)
+        for arrival in arrivals
+        if arrival.job.gpus <= gpus
     ]
     began = time.process_time()
     ends: list[tuple[float, int]] = []
@@ -74,52 +76,54 @@ def cpu_of_bare_loop(arrivals: list[Arrival], gpus: int) -> float:
     return time.process_time() - began
 
 
-def exponent(policy: str, arrivals: list[Arrival], placement: str) -> tuple[float, list[tuple[int, float]]]:
-    """How cost grows with the number of jobs: the slope between the first and the last step, in logarithms.
-    The load stays what it is: a part of the trace gets a part of its time, on the same cluster."""
+def measure_growth(
+    policy: str, arrivals: list[Arrival], placement: str
+) -> tuple[float, list[tuple[int, float]]]:
+    """Return how CPU time grows with the number of jobs: the slope between the first and the last step on
+    logarithmic scales. The load is the same at every step: part of the trace, on the same cluster."""
     points = []
     for count in [*(step for step in STEPS if step < len(arrivals)), len(arrivals)]:
-        points.append((count, cpu_of(arrivals[:count], PHILLY, policy, placement)))
+        points.append((count, measure(arrivals[:count], PHILLY, policy, placement)))
     (first, cost_first), (last, cost_last) = points[0], points[-1]
     return math.log(cost_last / cost_first) / math.log(last / first), points
 
 
 def main() -> int:
-    parser = arguments(__doc__ or "", 3, "runs of each; the fastest counts")
+    parser = make_parser(__doc__ or "", 3, "runs of each; the fastest counts")
     parser.add_argument("--trace", type=Path, help="a trace, for example 20,000 jobs of Philly")
     parser.add_argument("--growth", type=Path, help="a larger trace, for example all 82,000 jobs of Philly")
     parser.add_argument("--cluster", default="64x8", help="NODESxGPUS (default: 64x8, which is 512 GPUs)")
-    parser.add_argument("--policies", default=",".join(WANTED), help="names, separated by commas")
+    parser.add_argument("--policies", default=",".join(GOALS), help="names, separated by commas")
     parser.add_argument("--placement", default="any", help="how devices are chosen")
-    asked = parser.parse_args()
-    policies: list[str] = asked.policies.split(",")
+    args = parser.parse_args()
+    policies: list[str] = args.policies.split(",")
 
-    arrivals = workload(asked.trace)
-    gpus = sum(len(node.devices) for node in declare(asked.cluster))
-    bare = min(cpu_of_bare_loop(arrivals, gpus) for _ in range(asked.runs))
-    print(f"{len(arrivals):,} jobs on {gpus:,} GPUs, placement {asked.placement}")
-    print(f"{'policy':<16}{'jobs/s':>10}{'CPU s':>9}{'x bare loop':>13}")
-    print(f"{'(bare loop)':<16}{len(arrivals) / bare:>10,.0f}{bare:>9.2f}{1:>13.1f}")
+    arrivals = workload(args.trace)
+    gpus = sum(len(node.devices) for node in declare(args.cluster))
+    minimal = min(measure_minimal_loop(arrivals, gpus) for _ in range(args.runs))
+    print(f"{len(arrivals):,} jobs on {gpus:,} GPUs, placement {args.placement}")
+    print(f"{'policy':<16}{'jobs/s':>10}{'CPU s':>9}{'x min. loop':>13}")
+    print(f"{'(minimal loop)':<16}{len(arrivals) / minimal:>10,.0f}{minimal:>9.2f}{1:>13.1f}")
     goals: list[Goal] = []
-    details: dict[str, Any] = {"jobs": len(arrivals), "bare_loop_s": bare, "policies": {}}
+    details: dict[str, Any] = {"jobs": len(arrivals), "bare_loop_s": minimal, "policies": {}}
     for policy in policies:
-        say(f"{policy}, {asked.runs} times")
-        cpu = min(cpu_of(arrivals, asked.cluster, policy, asked.placement) for _ in range(asked.runs))
-        print(f"{policy:<16}{len(arrivals) / cpu:>10,.0f}{cpu:>9.2f}{cpu / bare:>13.1f}")
+        log_progress(f"{policy}, {args.runs} times")
+        cpu = min(measure(arrivals, args.cluster, policy, args.placement) for _ in range(args.runs))
+        print(f"{policy:<16}{len(arrivals) / cpu:>10,.0f}{cpu:>9.2f}{cpu / minimal:>13.1f}")
         details["policies"][policy] = {"cpu_s": cpu, "jobs_per_s": len(arrivals) / cpu}
-        if policy in WANTED:
+        if policy in GOALS:
             goals.append(
-                Goal(f"{policy}: us of CPU for a job", cpu / len(arrivals) * 1e6, 1e6 / WANTED[policy], " us")
+                Goal(f"{policy}: us of CPU for a job", cpu / len(arrivals) * 1e6, 1e6 / GOALS[policy], " us")
             )
-    if asked.growth:
-        everything = workload(asked.growth)
+    if args.growth:
+        all_jobs = workload(args.growth)
         for policy in policies:
-            say(f"{policy}, growing to {len(everything):,} jobs")
-            slope, points = exponent(policy, everything, asked.placement)
+            log_progress(f"{policy}, growing to {len(all_jobs):,} jobs")
+            slope, points = measure_growth(policy, all_jobs, args.placement)
             steps = ", ".join(f"{count:,}: {cpu:.2f} s" for count, cpu in points)
             print(f"{policy:<16}grows with exponent {slope:.2f}  ({steps})")
             goals.append(
-                Goal(f"{policy}: {len(everything):,} jobs", points[-1][1], LIMIT_S.get(policy, 40), " s")
+                Goal(f"{policy}: {len(all_jobs):,} jobs", points[-1][1], LIMIT_S.get(policy, 40), " s")
             )
             span = math.log(points[-1][0] / points[0][0])
             n_log_n = 1 + math.log(math.log(points[-1][0]) / math.log(points[0][0])) / span
@@ -127,8 +131,8 @@ def main() -> int:
             details["policies"][policy] |= {"exponent": slope, "growth": points}
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     goals.append(Goal("peak memory", peak, 1024, " MB"))
-    return conclude(goals, details, asked.json)
+    return report(goals, details, args.json)
 
 
 if __name__ == "__main__":
-    carry_out(main)
+    run_benchmark(main)

@@ -9,7 +9,7 @@ from prefect.blocks.core import Block
 from pydantic import BaseModel, Field, model_validator
 
 from gpu_flows.blocks.docker import LOCAL, ContainerRules, DockerHost
-from gpu_flows.schedulers.cluster.spec import DEFAULT_RACK, Kind, build, parse
+from gpu_flows.schedulers.cluster.spec import DEFAULT_RACK, NodeGroup, build_nodes, parse_spec
 from gpu_flows.schedulers.model import Node
 
 
@@ -32,7 +32,7 @@ class DeclaredNodes(BaseModel):
     )
 
     @classmethod
-    def of(cls, kind: Kind) -> DeclaredNodes:
+    def of(cls, kind: NodeGroup) -> DeclaredNodes:
         return cls(
             count=kind.nodes,
             gpus=kind.gpus,
@@ -42,9 +42,9 @@ class DeclaredNodes(BaseModel):
             rack_size=kind.rack_size,
         )
 
-    def kind(self) -> Kind:
+    def kind(self) -> NodeGroup:
         memory_mb = round(1024 * self.memory_gb)
-        return Kind(self.count, self.gpus, self.model, memory_mb, self.rack_size, self.rack)
+        return NodeGroup(self.count, self.gpus, self.model, memory_mb, self.rack_size, self.rack)
 
 
 class GpuCluster(Block):
@@ -121,8 +121,8 @@ class GpuCluster(Block):
         with Docker on this machine, or on hosts written as `DockerHost.of` reads them."""
         given: dict[str, Any] = {"runtime": "docker"} if docker or hosts else {}
         if spec:
-            given |= {"devices": "declared", "nodes": [DeclaredNodes.of(kind) for kind in parse(spec)]}
+            given |= {"devices": "declared", "nodes": [DeclaredNodes.of(kind) for kind in parse_spec(spec)]}
         return cls(**given, hosts=[DockerHost.of(host) for host in hosts])
 
     def declared_nodes(self) -> list[Node]:
-        return build(nodes.kind() for nodes in self.nodes)
+        return build_nodes(nodes.kind() for nodes in self.nodes)

@@ -1,7 +1,7 @@
-"""Decides: the model, the engine, the policies and their placement.
+"""Scheduling: the model, the engine, policies, placements, traces and the simulator.
 
-Knows nothing of Prefect, Docker, DuckDB, the wall clock or files: the same code
-schedules a live pool and a simulated one.
+Nothing here depends on Prefect, Docker, DuckDB or the wall clock, and only traces and cluster specs
+read files, so that the same code schedules a live pool and a simulated one.
 """
 
 if __name__ == "schedulers":

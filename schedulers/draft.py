@@ -57,11 +57,11 @@ class Draft:
         """Give the job these devices."""
         if self._queue.get(job.id) is not job:
             raise BadMove(f"job {job.id} is not waiting")
-        objection = self._cluster.objection(job, devices)
+        objection = self._cluster.allocation_error(job, devices)
         if objection:
             raise BadMove(objection)
         before = self._queue.remove(job.id)
-        self._cluster.take(job, devices)
+        self._cluster.allocate(job, devices)
         now = self.now
         running = Running(job, devices, now, before.attempts + 1, self._policy, before, 1.0, now)
         self._running[job.id] = running
@@ -88,7 +88,7 @@ class Draft:
         self._queue.add(running.job, progress)  # asks the policy, and may fail: then nothing has happened
         del self._running[job_id]
         self._running_order.remove(job_id)
-        self._cluster.give_back(running.job)
+        self._cluster.release(running.job)
         self._fresh.discard(job_id)
         self._moves.append((running, progress))
         self._preempted = True
@@ -112,12 +112,12 @@ class Draft:
                 self._queue.add(job, running.before)
                 del self._running[job.id]
                 self._running_order.remove(job.id)
-                self._cluster.give_back(job)
+                self._cluster.release(job)
                 self._fresh.discard(job.id)
                 self._moves.pop()
             else:
                 self._queue.remove(job.id)
-                self._cluster.take(job, running.devices)
+                self._cluster.allocate(job, running.devices)
                 self._running[job.id] = running
                 self._moves.pop()
                 self._running_order.add(running)

@@ -118,7 +118,7 @@ class Engine:
         running = self.running.pop(job_id, None)
         if running:
             self._running_order.remove(job_id)
-            self.cluster.give_back(running.job)
+            self.cluster.release(running.job)
             self._changed = True
 
     def requeue(self, job_id: str, progress: Progress | None = None) -> None:
@@ -147,12 +147,12 @@ class Engine:
     ) -> bool:
         """A job is found running already, on devices that may be sick or no longer declared.
         False if another job was promised them meanwhile, or it is known to run."""
-        states = [self.cluster.remember(device) for device in devices]
+        states = [self.cluster.track_device(device) for device in devices]
         if job.id in self.running or not all(state.has_room(job) for state in states):
             return False
         self.withdraw(job.id)
         held = tuple(state.device for state in states)
-        self.cluster.take(job, held)
+        self.cluster.allocate(job, held)
         running = Running(job, held, since, attempt, self.policy.name, before, rated=since)
         self.running[job.id] = running
         self._stand(running)
@@ -175,16 +175,16 @@ class Engine:
     def set_nodes(self, nodes: Iterable[Node]) -> None:
         """Other devices from now on. A job that was accepted and fits nowhere any more waits, and says
         so: a slip in the declaration must not cost it its place."""
-        self.cluster.replace(nodes)
+        self.cluster.set_nodes(nodes)
         self._changed = True
 
     def set_node(self, name: str, up: bool, detail: str = "") -> None:
-        self.cluster.set_node(name, up, detail)
+        self.cluster.mark_node(name, up, detail)
         self._changed = True
 
     def set_health(self, device_id: str, healthy: bool, detail: str = "") -> bool:
         """A device turned sick or well. Whether that is news."""
-        news = self.cluster.set_health(device_id, healthy, detail)
+        news = self.cluster.mark_device(device_id, healthy, detail)
         self._changed |= news
         return news
 

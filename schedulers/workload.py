@@ -1,4 +1,4 @@
-"""What the simulator is fed: jobs, and what of them only the world knows."""
+"""The jobs that the simulator runs, with what a live scheduler would not know about them."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from gpu_flows.schedulers.model import Job
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """One job of a trace. It arrives at `job.submitted`."""
+    """One job of a workload. It arrives at `job.submitted`."""
 
     job: Job
-    duration_s: float  # how long it runs on exactly the devices it asks for, alone and undisturbed
-    utilization: float = 100.0  # how busy it keeps a device, in percent
+    duration_s: float  # its run time on exactly the devices it asks for, alone and without interruption
+    utilization: float = 100.0  # of each of its devices, in percent
 
 
-def spanning(arrivals: Iterable[Arrival], wider_than: int = 0) -> list[Arrival]:
-    """The same workload, with every job for more than so many devices free to span nodes."""
+def allow_spanning(arrivals: Iterable[Arrival], wider_than: int = 0) -> list[Arrival]:
+    """Return the same workload, but let every job for more than `wider_than` devices span nodes."""
     return [
-        replace(each, job=replace(each.job, may_span_nodes=True))
-        if each.job.gpus > wider_than and not each.job.may_span_nodes
-        else each
-        for each in arrivals
+        replace(arrival, job=replace(arrival.job, may_span_nodes=True))
+        if arrival.job.gpus > wider_than and not arrival.job.may_span_nodes
+        else arrival
+        for arrival in arrivals
     ]

@@ -84,8 +84,8 @@ def test_what_the_simulator_learns(history: History, tmp_path: Path) -> None:
 def test_a_simulation_takes_them_where_none_are_given(history: History, tmp_path: Path) -> None:
     history.ask("select 1")
     asked = Study("1x2", workload="poisson:jobs=5", costs=tmp_path / "warehouse.duckdb", restart_seconds=60)
-    world = read(asked).world
-    assert (world.checkpoint_s, world.restart_s, world.migration_s) == (3, 60, 4)
+    conditions = read(asked).conditions
+    assert (conditions.checkpoint_s, conditions.restart_s, conditions.migration_s) == (3, 60, 4)
 
 
 def test_a_pool_in_which_nobody_was_stopped_teaches_nothing(tmp_path: Path) -> None:

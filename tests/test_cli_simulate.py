@@ -158,7 +158,7 @@ def test_a_sum_that_does_not_add_up_is_our_mistake(trace: Path, monkeypatch: pyt
     monkeypatch.setattr(module, "run_simulation", forgetful)
     said = simulate(trace)
     assert said.code == 70
-    assert "1 of 4 jobs got lost: long" in said.err
+    assert "1 of 4 jobs have no outcome: long" in said.err
     assert said.out == ""
 
 

@@ -1,4 +1,4 @@
-"""Clusters in one line, or in a file."""
+"""Cluster specs of one line and in YAML files."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def test_a_full_spec_gives_named_nodes_and_stable_devices() -> None:
     assert nodes == declare("3x4:GTX 1080 Ti:11")
 
 
-def test_groups_are_numbered_through() -> None:
+def test_nodes_of_several_groups_are_numbered_consecutively() -> None:
     nodes = declare("1x4:V100:16 + 2x8:A100:80")
 
     assert [(node.name, len(node.devices), node.devices[0].model) for node in nodes] == [
@@ -41,13 +41,13 @@ def test_groups_are_numbered_through() -> None:
         (" 1 x 1 : RTX 6000 : 48 ", "RTX 6000", 48),
     ],
 )
-def test_model_and_memory_may_be_left_out(spec: str, model: str, memory_gb: float) -> None:
+def test_model_and_memory_are_optional(spec: str, model: str, memory_gb: float) -> None:
     [device] = declare(spec)[0].devices
     assert (device.model, device.memory_mb) == (model, memory_gb * 1024)
 
 
 @pytest.mark.parametrize(
-    ("spec", "complaint"),
+    ("spec", "message"),
     [
         ("", "does not begin with a number of nodes"),
         ("4", "does not begin with a number of nodes"),
@@ -71,13 +71,13 @@ def test_model_and_memory_may_be_left_out(spec: str, model: str, memory_gb: floa
         ("@2", "does not begin with a number of nodes"),
     ],
 )
-def test_a_wrong_spec_says_what_is_wrong_and_how_to_write_it(spec: str, complaint: str) -> None:
-    with pytest.raises(ValueError, match=complaint) as error:
+def test_error_states_what_is_wrong_and_how_to_write_a_spec(spec: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message) as error:
         declare(spec)
     assert "3x4:GTX 1080 Ti:11" in str(error.value)
 
 
-def test_a_slip_of_the_finger_does_not_fill_the_memory() -> None:
+def test_too_many_devices_are_refused() -> None:
     with pytest.raises(ValueError, match=f"declare at most {MOST_DEVICES:,}"):
         declare("99999999x8")
 
@@ -86,14 +86,14 @@ def test_a_slip_of_the_finger_does_not_fill_the_memory() -> None:
 
 
 def racks(spec: str) -> dict[str, list[str]]:
-    """rack -> names of its nodes."""
+    """Return the names of the nodes of each rack."""
     found: dict[str, list[str]] = {}
     for node in declare(spec):
         found.setdefault(node.rack, []).append(node.name)
     return found
 
 
-def test_racks_of_so_many_nodes_are_numbered_through() -> None:
+def test_racks_of_a_given_size_are_numbered_consecutively() -> None:
     assert racks("5x8:V100:32@2 + 1x4 + 2x8:A100@ 4") == {
         "rack-1": ["node-1", "node-2"],
         "rack-2": ["node-3", "node-4"],
@@ -104,7 +104,7 @@ def test_racks_of_so_many_nodes_are_numbered_through() -> None:
     assert declare("16x8:V100:32@4")[3].devices == declare("16x8:V100:32")[3].devices
 
 
-def test_a_file_names_racks_and_what_is_in_them(tmp_path: Path) -> None:
+def test_file_declares_racks(tmp_path: Path) -> None:
     file = tmp_path / "cluster.yaml"
     file.write_text(
         """
@@ -125,7 +125,7 @@ def test_a_file_names_racks_and_what_is_in_them(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "complaint"),
+    ("text", "message"),
     [
         ("", "no list of racks"),
         ("- 2x4", "no list of racks"),
@@ -138,16 +138,16 @@ def test_a_file_names_racks_and_what_is_in_them(tmp_path: Path) -> None:
         ("racks: [{gpus: 4", "is not YAML"),
     ],
 )
-def test_a_wrong_file_says_where_it_is_wrong(tmp_path: Path, text: str, complaint: str) -> None:
+def test_error_states_the_place_in_the_file(tmp_path: Path, text: str, message: str) -> None:
     file = tmp_path / "cluster.yml"
     file.write_text(text)
-    with pytest.raises(ValueError, match=complaint) as error:
+    with pytest.raises(ValueError, match=message) as error:
         declare(str(file))
     assert str(file) in str(error.value)
     assert "racks: [{name: row-1" in str(error.value)
 
 
-def test_a_file_that_is_not_there_or_too_much(tmp_path: Path) -> None:
+def test_missing_or_too_large_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"nowhere\.yaml cannot be read: No such file"):
         declare(str(tmp_path / "nowhere.yaml"))
     file = tmp_path / "huge.yaml"

@@ -22,14 +22,16 @@ from gpu_flows.schedulers.policy import Policy, Speed, State, linear, make_polic
 from gpu_flows.schedulers.policy_support.elastic import Division, ElasticOptions, Shares, by_gain, in_rounds
 from gpu_flows.schedulers.policy_support.resizing import resize
 from gpu_flows.schedulers.running_order import RunningOrder
+from gpu_flows.schedulers.simulation.conditions import Conditions
 from gpu_flows.schedulers.simulation.profiles import SCHEDULEARN, Profile
 from gpu_flows.schedulers.simulation.simulator import Simulation, simulate
-from gpu_flows.schedulers.simulation.world import World
 from gpu_flows.schedulers.waiting_queue import WaitingQueue
 from gpu_flows.schedulers.workload import Arrival
 
 quick = settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-LINEAR = World(Profile({("", ""): {1: 1.0}}))  # unlike the plain world, it looks at the number of devices
+LINEAR = Conditions(
+    Profile({("", ""): {1: 1.0}})
+)  # unlike the default conditions, it looks at the number of devices
 ELASTIC: list[tuple[str, dict[str, object]]] = [
     ("fifo", {"elastic": True}),
     ("fifo", {"elastic": True, "skip": True}),
@@ -316,8 +318,8 @@ def elastic_workloads(draw: st.DrawFn, widest: int = 4, rigid: bool = True) -> l
     return arrivals
 
 
-def run(arrivals: list[Arrival], spec: str, policy: Policy, world: World) -> Simulation:
-    found = simulate(arrivals, declare(spec), policy, world)
+def run(arrivals: list[Arrival], spec: str, policy: Policy, conditions: Conditions) -> Simulation:
+    found = simulate(arrivals, declare(spec), policy, conditions)
     assert not found.policy_error
     return found
 
@@ -334,8 +336,10 @@ def moments(found: Simulation) -> list[tuple[float, float]]:
 def test_every_job_ends_and_no_device_serves_two(
     policy: str, options: dict[str, object], arrivals: list[Arrival], restart_s: float, breaks: bool
 ) -> None:
-    world = World(SCHEDULEARN, restart_s=restart_s, node_mtbf_s=100.0 if breaks else 0.0, repair_s=10.0)
-    found = run(arrivals, "2x4", make_policy(policy, options), world)
+    conditions = Conditions(
+        SCHEDULEARN, restart_s=restart_s, node_mtbf_s=100.0 if breaks else 0.0, repair_s=10.0
+    )
+    found = run(arrivals, "2x4", make_policy(policy, options), conditions)
     jobs = {job.arrival.job.id: job for job in found.jobs}
     assert all(job.ended is not None for job in jobs.values())
     stretches: dict[str, list[tuple[float, float]]] = {}
@@ -412,7 +416,7 @@ def test_elastic_jobs_turn_around_sooner() -> None:
     ]
 
     def mean(name: str, **options: object) -> float:
-        jobs = run(arrivals, "2x4", make_policy(name, options), World(SCHEDULEARN)).jobs
+        jobs = run(arrivals, "2x4", make_policy(name, options), Conditions(SCHEDULEARN)).jobs
         return sum(job.turnaround_s for job in jobs) / len(jobs)
 
     assert mean("fifo", elastic=True) < 0.9 * mean("fifo")

@@ -21,9 +21,9 @@ from gpu_flows.schedulers.engine import Engine
 from gpu_flows.schedulers.model import Job, Start
 from gpu_flows.schedulers.policy import PolicyError, make_policy
 from gpu_flows.schedulers.policy_support.gavel_lp import Numbers, fairest_shares
+from gpu_flows.schedulers.simulation.conditions import Conditions
 from gpu_flows.schedulers.simulation.profiles import Profile
 from gpu_flows.schedulers.simulation.simulator import Attempt, Simulation, simulate
-from gpu_flows.schedulers.simulation.world import World
 from gpu_flows.schedulers.traces.gavel import throughputs
 from gpu_flows.schedulers.traces.reading import load
 from gpu_flows.schedulers.workload import Arrival
@@ -126,7 +126,7 @@ def replay(trace: str, **options: Any) -> tuple[float, float]:
     """Average turnaround and makespan."""
     arrivals = load(HERE / f"{trace}.trace", throughputs=HERE / "solo_throughputs.json").arrivals
     nodes = declare("2x4:v100+4x4:p100+3x8:k80")
-    found = simulate(arrivals, nodes, make_policy("gavel", options), World(profile=measured()))
+    found = simulate(arrivals, nodes, make_policy("gavel", options), Conditions(profile=measured()))
     assert not found.policy_error
     ends = [job.ended for job in found.jobs if job.ended is not None]
     assert len(ends) == len(arrivals)
@@ -185,7 +185,7 @@ def job(name: str, submitted: float = 0.0, gpus: int = 1, kind: str = "any", **a
 
 
 def run(arrivals: list[Arrival], cluster: str, **options: Any) -> Simulation:
-    found = simulate(arrivals, declare(cluster), make_policy("gavel", options), World(profile=PICKY))
+    found = simulate(arrivals, declare(cluster), make_policy("gavel", options), Conditions(profile=PICKY))
     assert not found.policy_error
     return found
 
@@ -263,9 +263,9 @@ def test_a_job_too_wide_for_every_model_spans_them() -> None:
 
 
 def test_nodes_that_break_down_are_done_without_until_they_are_back() -> None:
-    world = World(profile=PICKY, node_mtbf_s=3_000.0, repair_s=4_500.0, seed=3)
+    conditions = Conditions(profile=PICKY, node_mtbf_s=3_000.0, repair_s=4_500.0, seed=3)
     jobs = [Arrival(job(f"{n:02}", 100.0 * n, gpus=1 + n % 2), 2_000.0) for n in range(20)]
-    found = simulate(jobs, declare("2x2:fast+2x2:slow"), make_policy("gavel"), world)
+    found = simulate(jobs, declare("2x2:fast+2x2:slow"), make_policy("gavel"), conditions)
     assert not found.policy_error
     assert found.losses
     assert all(each.ended for each in found.jobs)

@@ -1,4 +1,4 @@
-"""Generated workloads: the same for the same seed, and what their options say."""
+"""Generated workloads: reproducible by seed, and according to their options."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from statistics import fmean, median, pstdev
 
 import pytest
 
-from gpu_flows.schedulers.simulation.generators import AMS560_JOBS, WORKLOADS, WorkloadError, generate
+from gpu_flows.common.discovery import summary
+from gpu_flows.schedulers.simulation.generators import WORKLOADS, WorkloadError, generate
 from gpu_flows.schedulers.simulation.profiles import SCHEDULEARN_SECONDS
+from gpu_flows.schedulers.simulation.workloads.experiments import AMS560_JOBS
 from gpu_flows.schedulers.traces import TraceError
 from gpu_flows.schedulers.workload import Arrival
 
@@ -36,7 +38,7 @@ def trace(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("spec", ["poisson:jobs=50", "bursty:jobs=50", "schedulearn", "ams560", "fitted"])
-def test_the_seed_decides_and_jobs_come_in_order(spec: str, trace: Path) -> None:
+def test_workload_depends_only_on_the_seed_and_is_sorted(spec: str, trace: Path) -> None:
     spec = f"fitted:jobs=50,trace={trace}" if spec == "fitted" else spec
     jobs = generate(spec, seed=3)
     assert jobs == generate(spec, seed=3) != generate(spec, seed=4)
@@ -57,13 +59,13 @@ def test_poisson_keeps_its_rate_sizes_and_mean() -> None:
 
 
 @pytest.mark.parametrize(("durations", "expected"), [("constant", 0), ("exponential", 1)])
-def test_run_times_of_other_shapes(durations: str, expected: float) -> None:
+def test_distributions_of_run_times(durations: str, expected: float) -> None:
     drawn = [arrival.duration_s for arrival in generate(f"poisson:jobs=4000,mean_s=60,durations={durations}")]
     assert fmean(drawn) == pytest.approx(60, rel=0.1)
     assert unevenness(drawn) == pytest.approx(expected, abs=0.1)
 
 
-def test_bursts_are_far_less_even_than_a_steady_stream() -> None:
+def test_bursty_arrivals_are_uneven() -> None:
     jobs = generate("bursty:jobs=3000,rate_per_hour=3600,burst_s=60,pause_s=600")
     assert unevenness(gaps(jobs)) > 3
     assert median(gaps(jobs)) < 2, "within a burst, one a second"
@@ -90,7 +92,7 @@ def test_schedulearns_resnet_experiment() -> None:
     assert {(arrival.job.min_gpus, arrival.job.max_gpus) for arrival in jobs} == {(1, 4)}
 
 
-def test_ams560_is_more_than_its_devices_can_take() -> None:
+def test_ams560_has_the_load_that_is_asked_for() -> None:
     jobs = generate("ams560:jobs=2000,devices=2,load=3")
     assert Counter(arrival.job.kind for arrival in jobs) == dict.fromkeys(AMS560_JOBS, 500)
     work = sum(arrival.duration_s * arrival.job.gpus for arrival in jobs)
@@ -99,7 +101,7 @@ def test_ams560_is_more_than_its_devices_can_take() -> None:
     assert (lstm.utilization, lstm.job.memory_mb) == (60, 8 * 1024)
 
 
-def test_fitted_looks_like_its_trace(trace: Path) -> None:
+def test_fitted_resembles_its_trace(trace: Path) -> None:
     jobs = generate(f"fitted:trace={trace},jobs=4000")
     small = [arrival for arrival in jobs if arrival.job.gpus == 1]
     large = [arrival for arrival in jobs if arrival.job.gpus == 8]
@@ -141,18 +143,18 @@ def test_fitted_to_a_single_job(tmp_path: Path) -> None:
         ("fitted", "trace: Field required"),
     ],
 )
-def test_specs_that_cannot_be_made(spec: str, message: str) -> None:
+def test_invalid_specs_are_refused(spec: str, message: str) -> None:
     with pytest.raises(WorkloadError, match=message):
         generate(spec)
 
 
-def test_fitted_to_a_file_that_is_no_trace(tmp_path: Path) -> None:
+def test_fitted_to_a_missing_file(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match="cannot be read"):
         generate(f"fitted:trace={tmp_path / 'missing.csv'}")
 
 
-def test_every_workload_says_what_it_is_and_what_its_options_mean() -> None:
+def test_every_workload_and_option_has_a_description() -> None:
     for name, workload in WORKLOADS.items():
         assert workload.name == name
-        assert workload.about().endswith(".")
+        assert summary(workload).endswith(".")
         assert all(field.description for field in workload.model_fields.values())

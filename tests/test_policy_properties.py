@@ -50,10 +50,10 @@ def test_devices_serve_one_job_at_a_time_and_jobs_get_all_or_nothing(
     for job in found.jobs:
         asked = job.arrival.job.gpus
         if asked > 4:
-            assert job.trouble is not None
-            assert job.trouble.code == "impossible"
+            assert job.reason is not None
+            assert job.reason.code == "impossible"
             continue
-        assert job.ended is not None, f"{job.arrival.job.id} never ended: {job.trouble}"
+        assert job.ended is not None, f"{job.arrival.job.id} never ended: {job.reason}"
         assert job.ran_s == pytest.approx(job.arrival.duration_s), "no time is lost or won"
     for attempt in found.attempts:
         assert len(attempt.devices) == next(
@@ -84,8 +84,8 @@ def test_on_unlike_devices_unlike_jobs_get_what_they_ask_for_and_all_of_them_end
     found = run(policy, arrivals, MOTLEY, **options)
     jobs = {job.arrival.job.id: job for job in found.jobs}
     for job in found.jobs:
-        impossible = job.trouble is not None and job.trouble.code == "impossible"
-        assert impossible or job.ended is not None, f"{job.arrival.job}: {job.trouble}"
+        impossible = job.reason is not None and job.reason.code == "impossible"
+        assert impossible or job.ended is not None, f"{job.arrival.job}: {job.reason}"
     holds: dict[str, list[tuple[float, float]]] = {}
     cpus: dict[str, list[tuple[float, float, float]]] = {}
     for attempt in found.attempts:

@@ -1,4 +1,4 @@
-"""Simulations as facts: SQL gives the figures of the summary, and a warehouse is a workload again."""
+"""Facts of simulations: SQL gives the figures of the summary, and a warehouse can be simulated again."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from gpu_flows.analytics.answers import named_queries
 from gpu_flows.schedulers.cluster.spec import declare
 from gpu_flows.schedulers.model import Job
 from gpu_flows.schedulers.policy import make_policy
+from gpu_flows.schedulers.simulation.conditions import Conditions
 from gpu_flows.schedulers.simulation.simulator import Simulation, simulate
 from gpu_flows.schedulers.simulation.summary import (
-    ROW,
+    JOB_COLUMNS,
     JobsLost,
     device_use,
-    rows,
+    job_rows,
     summarize,
 )
-from gpu_flows.schedulers.simulation.world import World
 from gpu_flows.schedulers.traces import TraceError
 from gpu_flows.schedulers.workload import Arrival
 
@@ -43,14 +43,14 @@ def database(tmp_path: Path, empty_warehouse: Path) -> Path:
 
 
 def workload(jobs: int = 120, seed: int = 7) -> list[Arrival]:
-    """Times in quarters of a second, which floats and microseconds both hold exactly."""
+    """Return jobs with times in quarters of a second, which floats and microseconds represent exactly."""
     draw = random.Random(seed)
     made = []
     for number in range(jobs):
         job = Job(
             f"job-{number:03}",
             draw.randrange(4000) / 4,
-            draw.choice((1, 1, 2, 4, 6)),  # 6 fit nowhere
+            draw.choice((1, 1, 2, 4, 6)),  # 6 GPUs are impossible
             draw.choice((0, 4096, 8192)),
             user=draw.choice(("ann", "bob")),
             kind=draw.choice(("cnn", "lstm")),
@@ -74,10 +74,14 @@ def write(database: Path, simulations: dict[str, Simulation]) -> None:
 
 
 @pytest.mark.parametrize("sharing", ["exclusive", "shared"])
-@pytest.mark.parametrize("world", [World(), World(restart_s=2.5, node_mtbf_s=900, repair_s=60, seed=3)])
-def test_sql_gives_the_figures_of_the_summary_exactly(database: Path, sharing: str, world: World) -> None:
+@pytest.mark.parametrize(
+    "conditions", [Conditions(), Conditions(restart_s=2.5, node_mtbf_s=900, repair_s=60, seed=3)]
+)
+def test_sql_gives_the_figures_of_the_summary_exactly(
+    database: Path, sharing: str, conditions: Conditions
+) -> None:
     found = {
-        name: simulate(workload(), NODES, make_policy(name, {"sharing": sharing}), world)
+        name: simulate(workload(), NODES, make_policy(name, {"sharing": sharing}), conditions)
         for name in ("fifo", "srtf")
     }
     write(database, found)
@@ -87,7 +91,7 @@ def test_sql_gives_the_figures_of_the_summary_exactly(database: Path, sharing: s
         columns = "pool, jobs, finished, makespan_s, avg_turnaround_s, avg_queueing_s, restarts, allocation"
         [(pool, *figures)] = ask(database, f"select {columns} from policy_summary where policy = '{name}'")
         restarts = summary.preemptions + summary.moves + summary.losses
-        exact = world == World()  # else moments are random, and microseconds round them
+        exact = conditions == Conditions()  # otherwise times are random, and rounded to microseconds
         assert figures == pytest.approx(
             [
                 summary.finished,
@@ -105,7 +109,7 @@ def test_sql_gives_the_figures_of_the_summary_exactly(database: Path, sharing: s
     assert ask(database, "select count(*), count(distinct experiment) from experiment_summary") == [(2, 1)]
 
 
-def test_every_job_attempt_and_device_is_there(database: Path) -> None:
+def test_jobs_attempts_and_devices_are_recorded(database: Path) -> None:
     simulation = simulate(workload(), NODES, make_policy("srtf"))
     write(database, {"srtf": simulation})
     tables = "jobs", "attempts", "attempt_ends", "allocations", "devices", "job_ends"
@@ -121,7 +125,7 @@ def test_every_job_attempt_and_device_is_there(database: Path) -> None:
     ]
 
 
-def test_every_named_question_has_an_answer(database: Path) -> None:
+def test_every_named_query_works(database: Path) -> None:
     write(database, {"fifo": simulate(workload(), NODES, make_policy("fifo"))})
     with duckdb.connect(str(database), read_only=True) as connection:
         for query in named_queries():
@@ -129,19 +133,19 @@ def test_every_named_question_has_an_answer(database: Path) -> None:
             assert connection.execute(query.sql, given).description
 
 
-def test_the_same_run_twice_changes_nothing_and_another_one_stands_beside_it(database: Path) -> None:
+def test_repeated_simulation_adds_nothing_and_another_is_added(database: Path) -> None:
     fifo = simulate(workload(), NODES, make_policy("fifo"))
     write(database, {"fifo": fifo})
     write(database, {"fifo": fifo})
     assert ask(database, "select count(*) from jobs") == [(120,)]
-    # the policy was changed meanwhile, but not its name
+    # the same name, but another policy
     write(database, {"fifo": simulate(workload(), NODES, make_policy("fifo", {"skip": True}))})
     assert ask(database, "select count(*), count(distinct pool), count(distinct experiment) from jobs") == [
         (240, 2, 1)
     ]
 
 
-def test_thousands_of_jobs_arrive_whole(database: Path) -> None:
+def test_thousands_of_jobs_are_recorded(database: Path) -> None:
     arrivals = [Arrival(Job(f"{n:05}", n * 10.0, 1 + n % 4), 40.0 + n % 97) for n in range(5_000)]
     write(database, {"fifo": simulate(arrivals, declare("8x8"), make_policy("fifo"))})
     assert ask(database, "select finished from policy_summary") == [(5_000,)]
@@ -183,14 +187,14 @@ def test_a_simulation_is_a_workload_with_the_same_durations(database: Path) -> N
     again = recorded.load(database).arrivals
     first = min(each.job.submitted for each in arrivals)
 
-    def told(each: Arrival, offset: float) -> tuple[object, ...]:
-        job = each.job
-        return job.submitted - offset, job.gpus, job.memory_mb, job.user, job.kind, each.duration_s
+    def describe(arrival: Arrival, offset: float) -> tuple[object, ...]:
+        job = arrival.job
+        return job.submitted - offset, job.gpus, job.memory_mb, job.user, job.kind, arrival.duration_s
 
-    assert sorted(told(each, 0) for each in again) == sorted(told(each, first) for each in arrivals)
+    assert sorted(describe(each, 0) for each in again) == sorted(describe(each, first) for each in arrivals)
 
 
-def test_a_warehouse_without_jobs_or_with_several_pools_says_so(database: Path, tmp_path: Path) -> None:
+def test_error_for_a_warehouse_without_jobs_or_with_several_pools(database: Path, tmp_path: Path) -> None:
     with pytest.raises(TraceError, match="holds no jobs"):
         recorded.load(database)
     jobs = [Arrival(Job("a"), 1.0)]
@@ -221,14 +225,14 @@ def test_percentiles_are_nearest_rank() -> None:
     assert summary.avg_turnaround_s == 100.5
 
 
-def test_a_shared_device_counts_once_and_is_busy_up_to_its_limit() -> None:
+def test_shared_device_counts_once_and_at_most_100_percent() -> None:
     two = [Arrival(Job(name, 0.0, 1, 8192), 100.0, 70.0) for name in "ab"]
     summary = summarize(run(*two, sharing="shared"))
     assert summary.makespan_s == 100
     assert (summary.allocation, summary.utilization) == (0.5, 0.5)  # one of two devices, 140% is 100%
 
 
-def test_use_over_time_is_the_mean_of_each_stretch() -> None:
+def test_utilization_over_time_is_the_mean_of_each_interval() -> None:
     import numpy as np
 
     use = device_use(run(Arrival(Job("a", 0.0, 2), 50.0, 50.0), Arrival(Job("b", 100.0), 50.0)))
@@ -236,19 +240,19 @@ def test_use_over_time_is_the_mean_of_each_stretch() -> None:
     assert use.over_time(np.array([0.0, 50.0, 75.0, 125.0, 150.0])).tolist() == [0.5, 0, 0.25, 0.5]
 
 
-def test_nothing_finished_is_no_figure_rather_than_a_wrong_one() -> None:
+def test_figures_are_missing_if_no_job_finished() -> None:
     simulation = run(Arrival(Job("wide", 0.0, 9), 5.0))
     summary = summarize(simulation)
     assert (summary.jobs, summary.finished, summary.impossible) == (1, 0, 1)
     assert math.isnan(summary.makespan_s)
     assert math.isnan(summary.p99_turnaround_s)
-    [row] = (dict(zip(ROW, values, strict=True)) for values in rows(simulation))
+    [row] = (dict(zip(JOB_COLUMNS, values, strict=True)) for values in job_rows(simulation))
     assert [row[name] for name in ("start", "end", "turnaround", "queueing")] == [None] * 4
     assert row["outcome"] == "impossible"
     assert "9 GPUs" in str(row["reason"])
 
 
-def test_a_deadline_is_missed_by_who_ends_later_or_never() -> None:
+def test_deadline_is_missed_by_jobs_that_end_later_or_never() -> None:
     simulation = run(
         Arrival(Job("in time", 5.0, 2, deadline=15.0), 10.0),
         Arrival(Job("late", 6.0, 2, deadline=20.0, priority=3), 10.0),
@@ -257,13 +261,13 @@ def test_a_deadline_is_missed_by_who_ends_later_or_never() -> None:
     )
     summary = summarize(simulation)
     assert (summary.deadlines, summary.deadlines_missed) == (3, 2)
-    assert [row[ROW.index("deadline") :] for row in rows(simulation)] == [
+    assert [row[JOB_COLUMNS.index("deadline") :] for row in job_rows(simulation)] == [
         *((15.0, 0, False), (20.0, 3, True), (1000.0, 0, True), (None, 0, None))
     ]
 
 
-def test_a_job_nobody_can_account_for_is_an_error() -> None:
+def test_job_without_an_outcome_is_an_error() -> None:
     simulation = run(Arrival(Job("a"), 5.0), Arrival(Job("b"), 5.0))
     simulation.jobs[1].ended = None
-    with pytest.raises(JobsLost, match="1 of 2 jobs got lost: b"):
+    with pytest.raises(JobsLost, match="1 of 2 jobs have no outcome: b"):
         summarize(simulation)

@@ -1,4 +1,4 @@
-"""The simulator tells the truth: peers' published answers, an independent oracle, conservation of jobs."""
+"""The simulator: agreement with other simulators, with an independent one, and its own rules."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from hypothesis import given, settings
 from gpu_flows.schedulers.cluster.spec import declare
 from gpu_flows.schedulers.model import Job
 from gpu_flows.schedulers.policy import make_policy
-from gpu_flows.schedulers.simulation.estimates import estimates
+from gpu_flows.schedulers.simulation.conditions import Conditions, Tiers
+from gpu_flows.schedulers.simulation.estimates import parse_estimates
 from gpu_flows.schedulers.simulation.profiles import Profile
 from gpu_flows.schedulers.simulation.simulator import Simulation, simulate
-from gpu_flows.schedulers.simulation.world import Tiers, World
 from gpu_flows.schedulers.traces import load
-from gpu_flows.schedulers.workload import Arrival, spanning
+from gpu_flows.schedulers.workload import Arrival, allow_spanning
 from tests.workloads import workloads
 
 PHILLY = Path(__file__).parent / "traces" / "philly" / "philly5k.csv.gz"
@@ -44,7 +44,7 @@ def makespan(found: Simulation) -> float:
             2_316_852,
             0,
             9_213,
-        ),  # PAI's too
+        ),  # PAI's simulator has the same
         ("srtf", {}, 8_471.0, 601.4, 2_362_521, 4_385, 9_076),
         ("srtf", {"by": "service"}, 8_241.4, 371.8, 2_362_251, 2_152, 9_060),
         ("tiresias", {}, 8_317.9, None, 2_318_890, 2_606, 10_583),
@@ -52,7 +52,7 @@ def makespan(found: Simulation) -> float:
         ("sjf", {}, 11_393.55, 3_524.02, 2_317_477, 0, None),
     ],
 )
-def test_the_peers_answers_on_their_own_input_to_the_last_digit(
+def test_results_equal_those_of_other_simulators(
     policy: str,
     options: dict[str, object],
     turnaround: float,
@@ -61,7 +61,7 @@ def test_the_peers_answers_on_their_own_input_to_the_last_digit(
     preemptions: int,
     decisions: int | None,
 ) -> None:
-    arrivals = spanning(load(PHILLY).arrivals)
+    arrivals = allow_spanning(load(PHILLY).arrivals)
     found = simulate(arrivals, declare("100x4"), make_policy(policy, {"placement": "any", **options}))
     digits = 2 if policy == "sjf" or options == {"skip": True} else 1
     assert round(mean_turnaround(found), digits) == turnaround
@@ -74,64 +74,64 @@ def test_the_peers_answers_on_their_own_input_to_the_last_digit(
 
 
 def fifo_by_simpy(arrivals: list[Arrival], gpus: int) -> dict[str, tuple[float, float]]:
-    """Strict FIFO over a number of GPUs, written with another simulator: job -> start and end."""
-    world = simpy.Environment()
-    pool = simpy.Container(world, capacity=gpus, init=gpus)
+    """Return start and end of each job under strict FIFO on a number of GPUs, simulated with simpy."""
+    environment = simpy.Environment()
+    pool = simpy.Container(environment, capacity=gpus, init=gpus)
     found: dict[str, tuple[float, float]] = {}
 
     def run(arrival: Arrival):  # type: ignore[no-untyped-def]
         yield pool.get(arrival.job.gpus)
-        started = world.now
-        yield world.timeout(arrival.duration_s)
-        found[arrival.job.id] = (started, world.now)
+        started = environment.now
+        yield environment.timeout(arrival.duration_s)
+        found[arrival.job.id] = (started, environment.now)
         yield pool.put(arrival.job.gpus)
 
     def arrive():  # type: ignore[no-untyped-def]
-        for arrival in sorted(arrivals, key=lambda each: each.job.order):
-            yield world.timeout(arrival.job.submitted - world.now)
-            world.process(run(arrival))
+        for arrival in sorted(arrivals, key=lambda arrival: arrival.job.order):
+            yield environment.timeout(arrival.job.submitted - environment.now)
+            environment.process(run(arrival))
 
-    world.process(arrive())
-    world.run()
+    environment.process(arrive())
+    environment.run()
     return found
 
 
 @given(workloads(most_gpus=8))
 @settings(max_examples=150, deadline=None)
-def test_fifo_equals_an_independent_oracle(arrivals: list[Arrival]) -> None:
+def test_fifo_equals_an_independent_simulator(arrivals: list[Arrival]) -> None:
     found = simulate(arrivals, declare("2x4"), make_policy("fifo", {"placement": "any"}))
     ours = {job.arrival.job.id: (job.started, job.ended) for job in found.jobs}
     assert ours == fifo_by_simpy(arrivals, 8)
 
 
-def test_fifo_equals_the_oracle_on_a_real_trace() -> None:
-    arrivals = spanning(load(PHILLY).arrivals)
+def test_fifo_equals_the_independent_simulator_on_a_real_trace() -> None:
+    arrivals = allow_spanning(load(PHILLY).arrivals)
     found = simulate(arrivals, declare("50x8"), make_policy("fifo", {"placement": "any"}))
     ours = {job.arrival.job.id: (job.started, job.ended) for job in found.jobs}
     assert ours == fifo_by_simpy(arrivals, 400)
 
 
-def test_a_job_that_fits_nowhere_is_reported_with_its_reason_and_the_rest_ends() -> None:
+def test_impossible_job_has_a_reason_and_the_others_finish() -> None:
     arrivals = [Arrival(Job("wide", gpus=9), 10), Arrival(Job("fine", gpus=4), 10)]
     found = simulate(arrivals, declare("2x4"), make_policy("fifo"))
     wide, fine = sorted(found.jobs, key=lambda job: job.arrival.job.gpus, reverse=True)
     assert wide.ended is None
-    assert wide.trouble is not None
-    assert wide.trouble.code == "impossible"
+    assert wide.reason is not None
+    assert wide.reason.code == "impossible"
     assert fine.ended == 10
 
 
-def run_alone(arrival: Arrival, spec: str, world: World, policy: str = "fifo") -> float | None:
-    return simulate([arrival], declare(spec), make_policy(policy), world).jobs[0].ended
+def run_alone(arrival: Arrival, spec: str, conditions: Conditions, policy: str = "fifo") -> float | None:
+    return simulate([arrival], declare(spec), make_policy(policy), conditions).jobs[0].ended
 
 
 def test_speed_depends_on_model_number_of_devices_and_distance() -> None:
     profile = Profile({("cnn", "A100"): {1: 4.0, 2: 7.0}, ("cnn", "T4"): {1: 1.0, 2: 1.5}}, reference="T4")
     job = Job("a", gpus=2, kind="cnn")
-    assert run_alone(Arrival(job, 150), "1x2:T4", World(profile)) == 150
-    assert run_alone(Arrival(job, 150), "1x2:A100", World(profile)) == pytest.approx(150 * 1.5 / 7)
+    assert run_alone(Arrival(job, 150), "1x2:T4", Conditions(profile)) == 150
+    assert run_alone(Arrival(job, 150), "1x2:A100", Conditions(profile)) == pytest.approx(150 * 1.5 / 7)
     far = Job("a", gpus=2, kind="cnn", may_span_nodes=True)
-    assert run_alone(Arrival(far, 150), "2x1:T4", World(profile, Tiers(nodes=1.2, racks=3))) == 180
+    assert run_alone(Arrival(far, 150), "2x1:T4", Conditions(profile, Tiers(nodes=1.2, racks=3))) == 180
 
 
 def test_an_elastic_job_on_fewer_devices_takes_longer() -> None:
@@ -140,39 +140,39 @@ def test_an_elastic_job_on_fewer_devices_takes_longer() -> None:
     assert max(job.ended or 0 for job in found.jobs) == pytest.approx(400)
 
 
-def test_jobs_on_one_device_slow_each_other_down_only_while_both_run() -> None:
+def test_interference_lasts_while_both_jobs_run() -> None:
     arrivals = [
         Arrival(Job("a", memory_mb=1024), 100),
         Arrival(Job("b", memory_mb=1024, submitted=50), 25),
     ]
     policy = make_policy("fifo", {"sharing": "shared", "utilization_threshold": 100})
-    found = simulate(arrivals, declare("1x1"), policy, World(interference=1.0))
+    found = simulate(arrivals, declare("1x1"), policy, Conditions(interference=1.0))
     ends = {job.arrival.job.id: job.ended for job in found.jobs}
     # From 50 on both run at half speed: b needs 50 s, and a is 25 s behind.
     assert ends == {"b": 100, "a": 125}
 
 
-def test_a_preempted_job_pays_for_its_restart_and_a_lost_one_for_its_last_checkpoint() -> None:
+def test_costs_of_preemption_migration_and_breakdowns() -> None:
     arrivals = [Arrival(Job("long"), 100), Arrival(Job("short", submitted=40), 10)]
-    world = World(checkpoint_s=2, restart_s=5)
-    found = simulate(arrivals, declare("1x1"), make_policy("srtf"), world)
+    conditions = Conditions(checkpoint_s=2, restart_s=5)
+    found = simulate(arrivals, declare("1x1"), make_policy("srtf"), conditions)
     ends = {job.arrival.job.id: job.ended for job in found.jobs}
     assert ends == {"short": 50, "long": 50 + 7 + 60}
     assert found.preemptions == 1
 
-    elsewhere = [  # the long job has to leave its node, and the short one on the other ends first
+    elsewhere = [  # the long job is preempted, and the short job on the other node ends first
         Arrival(Job("long"), 100),
         Arrival(Job("other", nodes=("node-2",)), 45),
         Arrival(Job("short", submitted=40, nodes=("node-1",)), 10),
     ]
-    found = simulate(elsewhere, declare("2x1"), make_policy("srtf"), World(restart_s=5, migration_s=20))
+    found = simulate(elsewhere, declare("2x1"), make_policy("srtf"), Conditions(restart_s=5, migration_s=20))
     assert {job.arrival.job.id: job.ended for job in found.jobs}["long"] == 45 + 25 + 60
 
     broken = simulate(
         [Arrival(Job("a"), 1000.0)],
         declare("1x1"),
         make_policy("fifo"),
-        World(node_mtbf_s=300, repair_s=50, checkpoint_every_s=100, seed=1),
+        Conditions(node_mtbf_s=300, repair_s=50, checkpoint_every_s=100, seed=1),
     )
     assert broken.losses > 0
     (job,) = broken.jobs
@@ -182,25 +182,27 @@ def test_a_preempted_job_pays_for_its_restart_and_a_lost_one_for_its_last_checkp
     assert job.ran_s <= 1000 + 100 * broken.losses
 
 
-def test_wrong_estimates_mislead_the_policy_and_never_the_clock() -> None:
-    arrivals = spanning(load(PHILLY, limit=1000, scale_load=4).arrivals)
+def test_wrong_estimates_affect_the_policy_but_not_the_durations() -> None:
+    arrivals = allow_spanning(load(PHILLY, limit=1000, scale_load=4).arrivals)
     nodes = declare("20x4")
     results = {}
     for kind in ("oracle", "noisy:2", "learned", "stated"):
         policy = make_policy("sjf", {"placement": "any"})
-        found = simulate(arrivals, nodes, policy, estimates=estimates(kind, seed=3))
+        found = simulate(arrivals, nodes, policy, estimates=parse_estimates(kind, seed=3))
         assert all(job.ran_s == job.arrival.duration_s for job in found.jobs)
         results[kind] = mean_turnaround(found)
     assert results["oracle"] == min(results.values())
     assert len(set(results.values())) == 4
 
 
-def test_the_same_seed_gives_the_same_answer() -> None:
-    arrivals = spanning(load(PHILLY, limit=300).arrivals)
-    world = World(node_mtbf_s=50_000, repair_s=5_000, checkpoint_every_s=600, seed=7)
+def test_the_same_seed_gives_the_same_result() -> None:
+    arrivals = allow_spanning(load(PHILLY, limit=300).arrivals)
+    conditions = Conditions(node_mtbf_s=50_000, repair_s=5_000, checkpoint_every_s=600, seed=7)
 
     def once() -> list[tuple[float | None, int]]:
-        found = simulate(arrivals, declare("10x8"), make_policy("srtf"), world, estimates("noisy:1", seed=7))
+        found = simulate(
+            arrivals, declare("10x8"), make_policy("srtf"), conditions, parse_estimates("noisy:1", seed=7)
+        )
         return [(job.ended, job.attempts) for job in found.jobs]
 
     assert once() == once()
@@ -210,12 +212,12 @@ def ends(found: Simulation) -> dict[str, float | None]:
     return {job.arrival.job.id: job.ended for job in found.jobs}
 
 
-def test_time_runs_forward_also_where_lines_differ() -> None:
+def test_time_never_goes_backwards_with_several_work_queues() -> None:
     arrivals = [Arrival(Job("late", submitted=100), 10), Arrival(Job("early", queue_priority=1), 10)]
     assert ends(simulate(arrivals, declare("1x1"), make_policy("fifo"))) == {"early": 10, "late": 110}
 
 
-def test_a_short_job_takes_devices_that_it_accepts_whatever_else_is_idle() -> None:
+def test_srtf_preempts_on_devices_that_the_job_accepts() -> None:
     long = [Arrival(Job(name, models=("A100",), gpus=1), 1000) for name in ("a", "b")]
     short = Arrival(Job("short", submitted=1, gpus=2, models=("A100",), may_span_nodes=True), 10)
     for placement in ("first_fit", "any", "pack"):
@@ -224,7 +226,7 @@ def test_a_short_job_takes_devices_that_it_accepts_whatever_else_is_idle() -> No
         assert ends(found)["short"] == 11
 
 
-def test_exclusive_devices_stay_so_for_jobs_that_state_their_memory() -> None:
+def test_exclusive_devices_are_not_shared_by_jobs_with_memory() -> None:
     arrivals = [
         Arrival(Job("wide", gpus=2, memory_mb=1024), 5),
         Arrival(Job("narrow", submitted=1, memory_mb=1024), 2),
@@ -234,30 +236,30 @@ def test_exclusive_devices_stay_so_for_jobs_that_state_their_memory() -> None:
         assert ends(found) == {"narrow": 3, "wide": 7}
 
 
-def test_jobs_that_run_slowly_do_not_push_each_other_out_in_turn() -> None:
+def test_slow_jobs_do_not_preempt_each_other_in_turn() -> None:
     arrivals = [
         Arrival(Job("spread", gpus=2, may_span_nodes=True), 100),
         Arrival(Job("whole", submitted=1, nodes=("node-1",)), 120),
         *(Arrival(Job(f"tick-{n}", submitted=10.0 * n, nodes=("node-3",)), 1) for n in range(1, 30)),
     ]
-    found = simulate(arrivals, declare("3x1"), make_policy("srtf"), World(tiers=Tiers(nodes=3, racks=3)))
+    found = simulate(arrivals, declare("3x1"), make_policy("srtf"), Conditions(tiers=Tiers(nodes=3, racks=3)))
     assert found.preemptions <= 2
 
 
 @pytest.mark.parametrize(
-    ("policy", "world"),
+    ("policy", "conditions"),
     [
-        ("gavel", World(restart_s=400)),  # more than a round takes
-        ("fifo", World(node_mtbf_s=72, repair_s=36, checkpoint_every_s=2000)),
+        ("gavel", Conditions(restart_s=400)),  # longer than a round
+        ("fifo", Conditions(node_mtbf_s=72, repair_s=36, checkpoint_every_s=2000)),
     ],
 )
-def test_what_would_never_end_is_noticed_and_said(policy: str, world: World) -> None:
+def test_simulation_that_would_never_end_is_stopped(policy: str, conditions: Conditions) -> None:
     arrivals = [Arrival(Job(name), 1000) for name in "ab"]
-    found = simulate(arrivals, declare("1x1"), make_policy(policy), world)
-    assert {job.trouble.code for job in found.jobs if job.trouble} == {"endless"}
+    found = simulate(arrivals, declare("1x1"), make_policy(policy), conditions)
+    assert {job.reason.code for job in found.jobs if job.reason} == {"endless"}
 
 
-def test_attempts_are_numbered_through() -> None:
+def test_attempts_are_numbered_consecutively() -> None:
     arrivals = [Arrival(Job(f"{n:02}", submitted=n, gpus=4, min_gpus=1, max_gpus=4), 30) for n in range(12)]
     for policy, options in (("fifo", {"elastic": True}), ("afs_l", {}), ("ffdl", {}), ("srtf", {})):
         found = simulate(arrivals, declare("2x4"), make_policy(policy, options))

@@ -16,8 +16,8 @@ from gpu_flows.schedulers.engine import Engine
 from gpu_flows.schedulers.model import Job, Preempt, Start
 from gpu_flows.schedulers.policy import PolicyError, make_policy
 from gpu_flows.schedulers.policy_support.gittins import Gittins
+from gpu_flows.schedulers.simulation.conditions import Conditions
 from gpu_flows.schedulers.simulation.simulator import Simulation, simulate
-from gpu_flows.schedulers.simulation.world import World
 from gpu_flows.schedulers.workload import Arrival
 
 
@@ -93,12 +93,14 @@ def replay(jobs: Sequence[Ask], gpus: int, limits: Sequence[int], promote: int) 
     return Outcome(ends, preemptions, events)
 
 
-def simulated(jobs: Sequence[Ask], cluster: str, world: World | None = None, **options: Any) -> Simulation:
+def simulated(
+    jobs: Sequence[Ask], cluster: str, conditions: Conditions | None = None, **options: Any
+) -> Simulation:
     arrivals = [
         Arrival(Job(id=f"{i:03}", submitted=job.submitted, gpus=job.gpus, may_span_nodes=True), job.duration)
         for i, job in enumerate(jobs)
     ]
-    found = simulate(arrivals, declare(cluster), make_policy("tiresias", options), world)
+    found = simulate(arrivals, declare(cluster), make_policy("tiresias", options), conditions)
     found.jobs.sort(key=lambda result: result.arrival.job.id)
     return found
 
@@ -142,9 +144,9 @@ def test_every_job_ends_when_the_replay_of_the_authors_lists_says(
 @settings(max_examples=50, deadline=None)
 @given(st.lists(asks, min_size=1, max_size=30), st.sampled_from(["las", "gittins"]), st.booleans())
 def test_no_job_is_lost_where_nodes_bind_and_break(jobs: list[Ask], discipline: str, breaks: bool) -> None:
-    world = World(node_mtbf_s=150, repair_s=20, restart_s=2.5) if breaks else None
+    conditions = Conditions(node_mtbf_s=150, repair_s=20, restart_s=2.5) if breaks else None
     options: dict[str, Any] = {"limits": [60, 140], "quantum": 50, "promote": 2, "discipline": discipline}
-    found = simulated([job._replace(gpus=min(job.gpus, 4)) for job in jobs], "2x4", world, **options)
+    found = simulated([job._replace(gpus=min(job.gpus, 4)) for job in jobs], "2x4", conditions, **options)
     assert found.policy_error == ""
     assert all(job.ended is not None for job in found.jobs)
 

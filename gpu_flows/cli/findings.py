@@ -10,8 +10,8 @@ from gpu_flows.cli import parts
 from gpu_flows.cli.inputs import Choice, Inputs, best, jobs, limits
 from gpu_flows.cli.problem import Problem, inert
 from gpu_flows.schedulers.model import all_devices
-from gpu_flows.schedulers.simulation.summary import IMPOSSIBLE, UNFINISHED, Floats, Summary, Use
-from gpu_flows.schedulers.simulation.world import Tiers
+from gpu_flows.schedulers.simulation.conditions import Tiers
+from gpu_flows.schedulers.simulation.summary import IMPOSSIBLE, UNFINISHED, DeviceUse, Floats, Summary
 from gpu_flows.schedulers.traces.alibaba2023 import WHOLE_DEVICE
 
 TROUBLES_DRAWN = 5
@@ -29,7 +29,7 @@ class Picture:
     """What charts are drawn of; the third is drawn already."""
 
     turnarounds: Floats
-    use: Use
+    use: DeviceUse
     gantt: str
 
 
@@ -78,7 +78,7 @@ def tell(found: Inputs, choice: Choice, outcome: Outcome) -> dict[str, Any]:
 
 def _caveats(found: Inputs, choice: Choice, summary: Summary) -> Iterator[str]:
     """What the figures do not show, as far as it matters to what was chosen."""
-    study, world, policy = found.study, found.world, choice.make()
+    study, conditions, policy = found.study, found.conditions, choice.make()
     options = policy.options
     asked = [arrival.job for arrival in jobs(found, choice.anywhere)]
     if summary.policy_error:
@@ -93,14 +93,18 @@ def _caveats(found: Inputs, choice: Choice, summary: Summary) -> Iterator[str]:
             "stated": "It is told the durations that the trace states; a job without one counts as endless.",
             "learned": "It is told the mean of earlier jobs of the same user, kind and size.",
         }.get(study.estimates, "It is told durations with a random error.")
-    if summary.preemptions + summary.moves and not world.checkpoint_s + world.restart_s + world.migration_s:
+    if (
+        summary.preemptions + summary.moves
+        and not conditions.checkpoint_s + conditions.restart_s + conditions.migration_s
+    ):
         yield "Stopping and moving jobs costs nothing; see --restart-seconds and --checkpoint-seconds."
     if study.costs:
         yield (
-            f"Stopping a job costs {world.checkpoint_s:.3g} s, letting it go on {world.restart_s:.3g} s, "
-            f"on other nodes {world.migration_s:.3g} s more: as recorded in {study.costs}."
+            f"Stopping a job costs {conditions.checkpoint_s:.3g} s, letting it go on "
+            f"{conditions.restart_s:.3g} s, on other nodes {conditions.migration_s:.3g} s more: "
+            f"as recorded in {study.costs}."
         )
-    if len(found.nodes) > 1 and any(job.may_span_nodes for job in asked) and world.tiers == Tiers():
+    if len(found.nodes) > 1 and any(job.may_span_nodes for job in asked) and conditions.tiers == Tiers():
         yield "A job spread over nodes is as fast as on one; see --tier-slowdown."
     if study.profile == "none":
         if len({device.model for device in all_devices(found.nodes)}) > 1:
@@ -108,14 +112,14 @@ def _caveats(found: Inputs, choice: Choice, summary: Summary) -> Iterator[str]:
         if any(job.least != job.most for job in asked):
             yield "Twice the devices are twice as fast for jobs that can be resized; see --profile."
     if unknown := _unknown_models(found):
-        yield f"The profile says nothing of {unknown}: jobs run there as on {world.profile.reference}."
+        yield f"The profile says nothing of {unknown}: jobs run there as on {conditions.profile.reference}."
     if found.in_shares:
         yield f"The trace tells shares of a GPU: each device has {WHOLE_DEVICE} units, whatever its memory."
     if getattr(options, "sharing", "") == "shared":
         whole = sum(not job.memory_mb for job in asked)
         if whole:
             yield f"{whole:,} jobs state no memory and get whole devices."
-        if not world.interference:
+        if not conditions.interference:
             yield "Jobs that share a device do not slow each other down; see --interference."
         yield "Devices are shared by memory alone: nothing measures how busy they are."
     elif found.in_shares:
@@ -130,13 +134,13 @@ def _caveats(found: Inputs, choice: Choice, summary: Summary) -> Iterator[str]:
         yield "Nothing tells how busy jobs keep their devices: a device that is held counts as busy."
     if found.trace.format == "warehouse":
         yield "Which nodes and GPU models jobs insisted on was not recorded: they take any."
-    breaks = "" if world.node_mtbf_s or world.device_mtbf_s else ", and nothing ever breaks"
+    breaks = "" if conditions.node_mtbf_s or conditions.device_mtbf_s else ", and nothing ever breaks"
     yield f"Jobs start the moment they are chosen, without time to launch{breaks}."
 
 
 def _unknown_models(found: Inputs) -> str:
     """The GPU models that the profile has no speeds for."""
-    told = {model for _, model in found.world.profile.throughput}
+    told = {model for _, model in found.conditions.profile.throughput}
     if not told or "" in told:  # nothing at all, or something that goes for every model
         return ""
     return ", ".join(sorted({device.model for device in all_devices(found.nodes)} - told))

@@ -1,4 +1,4 @@
-"""What a study means: its trace, its cluster, its world and its policies, read and checked."""
+"""What a study means: its trace, its cluster, its conditions and its policies, read and checked."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from gpu_flows.schedulers.cluster import spec as cluster_spec
 from gpu_flows.schedulers.model import Node, all_devices
 from gpu_flows.schedulers.policy import Policy, make_policy, policies
 from gpu_flows.schedulers.simulation.bounds import Bounds, bounds
-from gpu_flows.schedulers.simulation.estimates import estimates
+from gpu_flows.schedulers.simulation.conditions import Conditions, Tiers
+from gpu_flows.schedulers.simulation.estimates import parse_estimates
 from gpu_flows.schedulers.simulation.generators import generate
 from gpu_flows.schedulers.simulation.optimum import Objective, optimum
 from gpu_flows.schedulers.simulation.profiles import SCHEDULEARN, Profile
-from gpu_flows.schedulers.simulation.world import Tiers, World
 from gpu_flows.schedulers.traces import Trace, formats
 from gpu_flows.schedulers.traces import load as load_trace
 from gpu_flows.schedulers.traces.alibaba2023 import WHOLE_DEVICE
 from gpu_flows.schedulers.traces.alibaba2023 import nodes as alibaba_nodes
 from gpu_flows.schedulers.traces.gavel import Throughputs, throughputs
 from gpu_flows.schedulers.traces.table import first_row
-from gpu_flows.schedulers.workload import Arrival, spanning
+from gpu_flows.schedulers.workload import Arrival, allow_spanning
 
 MOST_FOR_OPTIMUM = 15  # jobs; more would take for ever
 NO_DIFFERENCE = 1e-6  # relative: a schedule so close to a lower bound has reached it
@@ -68,7 +68,7 @@ class Inputs:
     study: Study
     trace: Trace
     nodes: list[Node]
-    world: World
+    conditions: Conditions
     choices: list[Choice]
     left_out: dict[str, str]  # policy -> why `all` does without it
 
@@ -80,12 +80,12 @@ class Inputs:
 def read(study: Study) -> Inputs:
     """Raises BadInput."""
     try:
-        estimates(study.estimates)
+        parse_estimates(study.estimates)
         nodes = _nodes(study.cluster)
         trace = _trace(study)
         if _in_shares(trace):
             nodes = [_in_thousandths(node) for node in nodes]
-        return Inputs(study, trace, nodes, _world(study, nodes), *_choices(study, trace))
+        return Inputs(study, trace, nodes, _conditions(study, nodes), *_choices(study, trace))
     except ValueError as error:  # a TraceError, a PolicyError, or what else cannot be understood
         raise BadInput(str(error)) from None
 
@@ -96,7 +96,7 @@ def jobs(found: Inputs, anywhere: bool) -> list[Arrival]:
     do without, unless devices are taken anywhere or the study says otherwise."""
     span = found.study.span
     if span:
-        return spanning(found.trace.arrivals, wider_than=1)
+        return allow_spanning(found.trace.arrivals, wider_than=1)
     largest = 0 if anywhere else max(len(node.devices) for node in found.nodes)
     return [
         replace(each, job=replace(each.job, may_span_nodes=False))
@@ -109,7 +109,7 @@ def jobs(found: Inputs, anywhere: bool) -> list[Arrival]:
 @cache
 def limits(found: Inputs, anywhere: bool) -> Bounds:
     """What no policy can beat."""
-    speed = None if found.world.profile == Profile() else found.world.profile.speed
+    speed = None if found.conditions.profile == Profile() else found.conditions.profile.speed
     return bounds(jobs(found, anywhere), found.nodes, speed)
 
 
@@ -124,7 +124,7 @@ def best(found: Inputs, anywhere: bool) -> Best | None:
             f"--optimum is for up to {MOST_FOR_OPTIMUM} jobs, not {len(arrivals):,}.",
             "Take fewer of them, as by --limit, or leave out --optimum: the lower bound is always there.",
         )
-    if found.world != World(seed=found.world.seed, repair_s=found.world.repair_s):
+    if found.conditions != Conditions(seed=found.conditions.seed, repair_s=found.conditions.repair_s):
         raise BadInput("--optimum knows no profiles, costs or breakdowns; leave those options out.")
     try:
         schedules = {each: optimum(arrivals, found.nodes, each) for each in get_args(Objective)}
@@ -257,15 +257,17 @@ def _is_file(profile: str) -> bool:
 def _counts_steps(trace: Path, name: str) -> bool:
     """Whether durations follow from a table of throughputs, as in Gavel's traces."""
     gavel = formats()["gavel"]
-    return name == gavel.name or (not name and gavel.names(first_row(trace, gavel.delimiter)) is not None)
+    return name == gavel.name or (
+        not name and gavel.column_names(first_row(trace, gavel.delimiter)) is not None
+    )
 
 
-# -- the world --------------------------------------------------------------------------------
+# -- the conditions ---------------------------------------------------------------------------
 
 
-def _world(study: Study, nodes: Sequence[Node]) -> World:
+def _conditions(study: Study, nodes: Sequence[Node]) -> Conditions:
     checkpoint_s, restart_s, migration_s = _costs(study)
-    return World(
+    return Conditions(
         profile=_profile(study, nodes),
         tiers=_tiers(study.tier_slowdown, _slowdowns(study.profile)),
         interference=study.interference,

@@ -29,17 +29,17 @@ from gpu_flows.cli.inputs import Choice, Inputs, best, jobs, read
 from gpu_flows.cli.parts import JsonOption
 from gpu_flows.cli.problem import BadInput, Problem, inert
 from gpu_flows.cli.study import Study, asks
-from gpu_flows.schedulers.simulation.estimates import estimates
+from gpu_flows.schedulers.simulation.estimates import parse_estimates
 from gpu_flows.schedulers.simulation.simulator import Simulation
 from gpu_flows.schedulers.simulation.simulator import simulate as run_simulation
 from gpu_flows.schedulers.simulation.summary import (
     FINISHED,
-    ROW,
+    JOB_COLUMNS,
+    DeviceUse,
     JobsLost,
     Summary,
-    Use,
     device_use,
-    rows,
+    job_rows,
     summarize,
     turnarounds_s,
 )
@@ -102,14 +102,14 @@ def _simulate(found: Inputs, number: int, spool: str, done: Callable[[int], None
     """The study under one of its policies. `done` hears how many jobs have ended."""
     study, choice = found.study, found.choices[number]
     arrivals = jobs(found, choice.anywhere)
-    guesses = estimates(study.estimates, study.seed)
+    guesses = parse_estimates(study.estimates, study.seed)
     wall, cpu = time.perf_counter(), time.process_time()
-    simulation = run_simulation(arrivals, found.nodes, choice.make(), found.world, guesses, done)
+    simulation = run_simulation(arrivals, found.nodes, choice.make(), found.conditions, guesses, done)
     wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
     use = device_use(simulation)
     summary = _checked(simulation, use, len(arrivals))
-    every = list(rows(simulation)) if study.jobs_out or summary.finished < summary.jobs else []
-    named = (dict(zip(ROW, row, strict=True)) for row in every)
+    every = list(job_rows(simulation)) if study.jobs_out or summary.finished < summary.jobs else []
+    named = (dict(zip(JOB_COLUMNS, row, strict=True)) for row in every)
     if spool:
         _spool(found, choice, simulation, spool)
     return Outcome(
@@ -122,7 +122,7 @@ def _simulate(found: Inputs, number: int, spool: str, done: Callable[[int], None
     )
 
 
-def _checked(simulation: Simulation, use: Use, expected: int) -> Summary:
+def _checked(simulation: Simulation, use: DeviceUse, expected: int) -> Summary:
     """The summary of a simulation in which every job is accounted for."""
     try:
         summary = summarize(simulation, use)
@@ -293,7 +293,7 @@ def _write(found: Inputs, outcomes: Sequence[Outcome], spool: str) -> Iterator[s
 
 def _write_jobs(path: Path, outcomes: Mapping[str, Outcome]) -> None:
     every = [(label, *row) for label, outcome in outcomes.items() for row in outcome.jobs]
-    columns = ("policy", *ROW)
+    columns = ("policy", *JOB_COLUMNS)
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", encoding="utf-8", newline="") as file:
         if path.suffix == ".json":
@@ -315,7 +315,7 @@ def _as_text(value: object) -> object:
             return value
 
 
-def _picture(label: str, simulation: Simulation, use: Use) -> Picture:
+def _picture(label: str, simulation: Simulation, use: DeviceUse) -> Picture:
     from gpu_flows.analytics import charts  # for those only who want some
 
     return Picture(turnarounds_s(simulation), use, charts.gantt(label, simulation, use))

@@ -21,3 +21,8 @@ def classes_in(package: str, base: Callable[..., C]) -> Iterator[type[C]]:
                 continue  # not a class, or one that the module only imports
             if issubclass(value, cast(type, base)) and not isabstract(value):
                 yield cast(type[C], value)
+
+
+def summary(documented: type) -> str:
+    """Return the first line of a class's docstring."""
+    return (documented.__doc__ or "").strip().split("\n")[0]

@@ -1,5 +1,4 @@
-"""The state of the cluster: nodes and devices, who holds them, and how a cluster is described.
+"""The cluster: nodes, devices, the jobs that hold them, and the parser of cluster specs.
 
-Here: the mutable state that the engine keeps, sets of devices, and the parser of cluster specs. Not
-here: the choice of devices for a job (`placement`).
+The choice of devices for a job does not belong here; see `placement`.
 """

@@ -1,15 +1,111 @@
-"""Devices as bits: sets of them are whole numbers, so that a forecast can carry many of them along."""
+"""Sets of devices as bit sets, so that a forecast can keep thousands of them.
+
+A set is an integer whose bit n stands for the n-th device, node by node, in declared order.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from weakref import WeakKeyDictionary
 
-from gpu_flows.schedulers.cluster.state import Cluster
+from gpu_flows.schedulers.cluster.node_state import NodeSet
+from gpu_flows.schedulers.cluster.state import MOST_ASKS, Cluster
 from gpu_flows.schedulers.model import Device, Job
 
+DeviceSet = int
 
-def lowest(devices: int, count: int) -> int:
+
+class DeviceMap:
+    """Converts between devices and sets of devices."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._nodes = cluster.nodes
+        self._devices = [state.device for node in cluster.nodes.values() for state in node.devices]
+        self._positions = {device.id: position for position, device in enumerate(self._devices)}
+        self._node_devices: dict[str, DeviceSet] = {}
+        self._accepted: dict[object, tuple[DeviceSet, frozenset[str]]] = {}
+        first = 0
+        for name, node in cluster.nodes.items():
+            self._node_devices[name] = ((1 << len(node.devices)) - 1) << first
+            first += len(node.devices)
+
+    @staticmethod
+    def for_cluster(cluster: Cluster) -> DeviceMap:
+        """Return the cluster's map, which is valid until other nodes are declared."""
+        known = _maps.get(cluster)
+        if known is None or known._nodes is not cluster.nodes:
+            known = _maps[cluster] = DeviceMap(cluster)
+        return known
+
+    def to_set(self, devices: Iterable[Device]) -> DeviceSet:
+        """Return the set of these devices, without those that are no longer declared."""
+        found = 0
+        for device in devices:
+            position = self._positions.get(device.id)
+            if position is not None:
+                found |= 1 << position
+        return found
+
+    def to_devices(self, devices: DeviceSet) -> tuple[Device, ...]:
+        return tuple(self._devices[position] for position in bit_positions(devices))
+
+    def to_nodes(self, devices: DeviceSet) -> NodeSet:
+        """Return the set of the nodes that these devices are on."""
+        found = 0
+        for position in bit_positions(devices):
+            found |= self._nodes[self._devices[position].node].bit
+        return found
+
+    def on_node(self, node: str) -> DeviceSet:
+        return self._node_devices[node]
+
+    def idle(self, cluster: Cluster) -> DeviceSet:
+        """Return the healthy devices without a holder on nodes that are up."""
+        idle = 0
+        for node in cluster.nodes_in(cluster.with_idle(1)):
+            idle |= self.to_set(state.device for state in node.devices if state.healthy and not state.holders)
+        return idle
+
+    def unavailable(self, cluster: Cluster) -> DeviceSet:
+        """Return the devices that are unhealthy or on a node that is down."""
+        unavailable = 0
+        for node in cluster.nodes.values():
+            if not node.up:
+                unavailable |= self.on_node(node.name)
+            else:
+                for state in node.devices:
+                    if not state.healthy:
+                        unavailable |= 1 << self._positions[state.device.id]
+        return unavailable
+
+    def accepted(self, job: Job, cluster: Cluster) -> DeviceSet:
+        """Return the devices that the job accepts on nodes that could serve it."""
+        return self._find_accepted(job, cluster)[0]
+
+    def models(self, job: Job, cluster: Cluster) -> frozenset[str]:
+        """Return the models of the devices that the job accepts."""
+        return self._find_accepted(job, cluster)[1]
+
+    def _find_accepted(self, job: Job, cluster: Cluster) -> tuple[DeviceSet, frozenset[str]]:
+        found = self._accepted.get(job.ask)
+        if found is None:
+            eligible, digits, models = cluster.eligible(job), [], set[str]()
+            for node in cluster.nodes.values():
+                accepts_all = eligible.accepts_all & node.bit
+                for state in node.devices:
+                    accepts = eligible.nodes & node.bit and (accepts_all or job.accepts(state.device))
+                    digits.append("1" if accepts else "0")
+                    if accepts:
+                        models.add(state.device.model)
+            if len(self._accepted) > MOST_ASKS:
+                self._accepted.clear()
+            accepted = int("".join(reversed(digits)) or "0", 2)
+            found = self._accepted[job.ask] = (accepted, frozenset(models))
+        return found
+
+
+def lowest_bits(devices: DeviceSet, count: int) -> DeviceSet:
+    """Return the first `count` devices of the set, or all if it has fewer."""
     chosen = 0
     while devices and count > 0:
         bit = devices & -devices
@@ -19,94 +115,7 @@ def lowest(devices: int, count: int) -> int:
     return chosen
 
 
-class DeviceMap:
-    """Which bit stands for which device: node by node, in declared order."""
-
-    def __init__(self, cluster: Cluster) -> None:
-        self._nodes = cluster.nodes
-        self._devices = [state.device for node in cluster.nodes.values() for state in node.devices]
-        self._places = {device.id: place for place, device in enumerate(self._devices)}
-        self._spans: dict[str, tuple[int, int]] = {}  # node -> its first place, and a 1 for each device
-        self._accepted: dict[object, tuple[int, frozenset[str]]] = {}
-        first = 0
-        for name, node in cluster.nodes.items():
-            self._spans[name] = (first, (1 << len(node.devices)) - 1)
-            first += len(node.devices)
-
-    @staticmethod
-    def of(cluster: Cluster) -> DeviceMap:
-        """The cluster's map. It holds until other nodes are declared."""
-        known = _maps.get(cluster)
-        if known is None or known._nodes is not cluster.nodes:
-            known = _maps[cluster] = DeviceMap(cluster)
-        return known
-
-    def set_of(self, devices: Iterable[Device]) -> int:
-        """Their bits. A device that is not declared any more has none."""
-        found = 0
-        for device in devices:
-            place = self._places.get(device.id)
-            if place is not None:
-                found |= 1 << place
-        return found
-
-    def devices_in(self, devices: int) -> tuple[Device, ...]:
-        return tuple(self._devices[place] for place in places(devices))
-
-    def nodes_of(self, devices: int) -> int:
-        """The set of nodes, as the cluster counts them, that these devices are on."""
-        found = 0
-        for place in places(devices):
-            found |= self._nodes[self._devices[place].node].bit
-        return found
-
-    def on(self, node: str) -> int:
-        first, ones = self._spans[node]
-        return ones << first
-
-    def idle(self, cluster: Cluster) -> int:
-        idle = 0
-        for node in cluster.those(cluster.with_idle(1)):
-            idle |= self.set_of(state.device for state in node.devices if state.healthy and not state.holders)
-        return idle
-
-    def broken(self, cluster: Cluster) -> int:
-        broken = 0
-        for node in cluster.nodes.values():
-            if not node.up:
-                broken |= self.on(node.name)
-            else:
-                for state in node.devices:
-                    if not state.healthy:
-                        broken |= 1 << self._places[state.device.id]
-        return broken
-
-    def accepted(self, job: Job, cluster: Cluster) -> int:
-        return self._wants(job, cluster)[0]
-
-    def models(self, job: Job, cluster: Cluster) -> frozenset[str]:
-        return self._wants(job, cluster)[1]
-
-    def _wants(self, job: Job, cluster: Cluster) -> tuple[int, frozenset[str]]:
-        """The devices that the job accepts on nodes that are able to serve it, and their models."""
-        found = self._accepted.get(job.ask)
-        if found is None:
-            able, digits, models = cluster.able(job), [], set[str]()
-            for node in cluster.nodes.values():
-                pure = able.pure & node.bit
-                for state in node.devices:
-                    fits = able.nodes & node.bit and (pure or job.accepts(state.device))
-                    digits.append("1" if fits else "0")
-                    if fits:
-                        models.add(state.device.model)
-            if len(self._accepted) > 10_000:  # asks come and go in a pool that runs for months
-                self._accepted.clear()
-            accepted = int("".join(reversed(digits)) or "0", 2)
-            found = self._accepted[job.ask] = (accepted, frozenset(models))
-        return found
-
-
-def places(devices: int) -> Iterator[int]:
+def bit_positions(devices: DeviceSet) -> Iterator[int]:
     while devices:
         bit = devices & -devices
         yield bit.bit_length() - 1

@@ -1,19 +1,18 @@
-"""Clusters in one line: `3x4:GTX 1080 Ti:11` is three nodes with four such devices of 11 GB each.
+"""Parses cluster specs: `3x4:GTX 1080 Ti:11` is three nodes with four such devices of 11 GB each.
 
-A spec is `NODESxGPUS[:MODEL[:MEM_GB]][@RACKSIZE]`; several are joined by `+`
-(`15x4:V100:16+8x8:A100:80`). `16x8:V100:32@4` are racks of four nodes; nodes without a rack size
-share one rack. Nodes are numbered through, node-1, node-2 and so on, and so are racks: the same
-spec always means the same cluster.
+A spec is `NODESxGPUS[:MODEL[:MEM_GB]][@RACKSIZE]`, or several of them joined by `+`
+(`15x4:V100:16+8x8:A100:80`). `16x8:V100:32@4` declares racks of four nodes; nodes without a rack size
+share one rack. Nodes are named node-1, node-2 and so on, and racks likewise, so that the same spec
+always means the same cluster.
 
-Where that does not suffice, a spec is the path of a YAML file (.yaml or .yml) with racks:
+A spec may also be the path of a YAML file (.yaml or .yml) with racks:
 
     racks:
       - {name: row-1, nodes: 4, gpus: 8, model: V100, memory_gb: 32, cpus: 96, ram_gb: 512}
       - {nodes: 2, gpus: 4}
 
-Only `gpus` has to be there. A rack named twice has nodes of two kinds. Processors and memory beside
-the devices count where they are given. The file is read here, for it is the spec; nothing else in
-this package but the readers of traces touches files.
+Only `gpus` is required. A rack that is named twice has two kinds of nodes. Processors and host memory
+are limited only where they are given.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from gpu_flows.schedulers.model import Device, Node
 DEFAULT_MODEL = "GPU"
 DEFAULT_MEMORY_GB = 16.0
 DEFAULT_RACK = "default"
-MOST_DEVICES = 1_000_000  # more is a slip of the finger, and would only fill the memory
+MOST_DEVICES = 1_000_000  # more is a typing error and would fill the memory
 
 _SHAPE = re.compile(r"(\d{1,9})\s*x\s*(\d{1,9})", re.IGNORECASE | re.ASCII)
 _RACK_SIZE = re.compile(r"\s*\d{1,9}\s*", re.ASCII)
@@ -42,8 +41,8 @@ _FILE_EXAMPLE = "Write racks: [{name: row-1, nodes: 4, gpus: 8, model: V100, mem
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
-    """Equal nodes: in racks of so many, or in the rack of that name."""
+class NodeGroup:
+    """A number of equal nodes, in racks of `rack_size` nodes or in the rack `rack`."""
 
     nodes: int
     gpus: int
@@ -54,7 +53,7 @@ class Kind:
     cpus: float = 0.0  # 0: not counted
     ram_mb: int = 0  # 0: not counted
 
-    def node(self, name: str, rack: str) -> Node:
+    def make_node(self, name: str, rack: str) -> Node:
         devices = (
             Device(f"SIM-{name}-{index}", name, index, self.model, self.memory_mb)
             for index in range(self.gpus)
@@ -63,50 +62,50 @@ class Kind:
 
 
 def declare(spec: str) -> list[Node]:
-    """The nodes of a spec. Raises ValueError with what is wrong and how to write it."""
-    return build(parse(spec))
+    """Return the nodes of a spec. Raises ValueError if the spec is not valid."""
+    return build_nodes(parse_spec(spec))
 
 
-def parse(spec: str) -> list[Kind]:
-    """The kinds of nodes that a spec names, in its order."""
+def parse_spec(spec: str) -> list[NodeGroup]:
+    """Parse a spec to groups of nodes, in its order."""
     if spec.strip().lower().endswith((".yaml", ".yml")):
-        kinds = _in_file(Path(spec.strip()))
+        groups = _read_file(Path(spec.strip()))
     else:
-        kinds = [_kind(part) for part in spec.split("+")]
-    devices = sum(kind.nodes * kind.gpus for kind in kinds)
+        groups = [_parse_group(part) for part in spec.split("+")]
+    devices = sum(group.nodes * group.gpus for group in groups)
     if devices > MOST_DEVICES:
         raise ValueError(f"Cluster '{spec}' has {devices:,} devices; declare at most {MOST_DEVICES:,}.")
-    return kinds
+    return groups
 
 
-def build(kinds: Iterable[Kind]) -> list[Node]:
+def build_nodes(groups: Iterable[NodeGroup]) -> list[Node]:
     nodes: list[Node] = []
     racks = count(1)
-    for kind in kinds:
-        rack = kind.rack
-        for number in range(kind.nodes):
-            if kind.rack_size and number % kind.rack_size == 0:
+    for group in groups:
+        rack = group.rack
+        for number in range(group.nodes):
+            if group.rack_size and number % group.rack_size == 0:
                 rack = f"rack-{next(racks)}"
-            nodes.append(kind.node(f"node-{len(nodes) + 1}", rack))
+            nodes.append(group.make_node(f"node-{len(nodes) + 1}", rack))
     return nodes
 
 
-# -- one line ---------------------------------------------------------------------------------
+# -- specs of one line ------------------------------------------------------------------------
 
 
-def _kind(part: str) -> Kind:
-    part, rack_size = _rack_size(part)
+def _parse_group(part: str) -> NodeGroup:
+    part, rack_size = _split_rack_size(part)
     shape, *rest = (field.strip() for field in part.split(":"))
     if len(rest) > 2:
         raise ValueError(f"Cluster '{part}' has too many parts. {_EXAMPLE}")
     model, memory = [*rest, "", ""][:2]
-    nodes, gpus = _shape(shape, part)
-    memory_gb = _gigabytes(memory, part) if memory else DEFAULT_MEMORY_GB
-    return Kind(nodes, gpus, model or DEFAULT_MODEL, round(1024 * memory_gb), rack_size)
+    nodes, gpus = _parse_shape(shape, part)
+    memory_gb = _parse_gigabytes(memory, part) if memory else DEFAULT_MEMORY_GB
+    return NodeGroup(nodes, gpus, model or DEFAULT_MODEL, round(1024 * memory_gb), rack_size)
 
 
-def _rack_size(part: str) -> tuple[str, int]:
-    """The part without its rack size, and that."""
+def _split_rack_size(part: str) -> tuple[str, int]:
+    """Return the part without its rack size, and the rack size (0: none)."""
     rest, at, size = part.rpartition("@")
     if not at:
         return part, 0
@@ -117,7 +116,7 @@ def _rack_size(part: str) -> tuple[str, int]:
     return rest, int(size)
 
 
-def _shape(shape: str, part: str) -> tuple[int, int]:
+def _parse_shape(shape: str, part: str) -> tuple[int, int]:
     match = _SHAPE.fullmatch(shape)
     if not match:
         raise ValueError(f"Cluster '{part}' does not begin with a number of nodes and of GPUs. {_EXAMPLE}")
@@ -127,7 +126,7 @@ def _shape(shape: str, part: str) -> tuple[int, int]:
     return nodes, gpus
 
 
-def _gigabytes(memory: str, part: str) -> float:
+def _parse_gigabytes(memory: str, part: str) -> float:
     try:
         gigabytes = float(memory)
     except ValueError:
@@ -160,16 +159,16 @@ class _File(BaseModel):
     racks: list[_Rack] = Field(min_length=1)
 
 
-def _in_file(path: Path) -> list[Kind]:
+def _read_file(path: Path) -> list[NodeGroup]:
     try:
-        file = _File.model_validate(_yaml(path))
+        file = _File.model_validate(_read_yaml(path))
     except ValidationError as error:
         first = error.errors()[0]
         where = "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in first["loc"]).lstrip(".")
         wrong = f"{where}: {first['msg']}" if where else "it has no list of racks"
         raise ValueError(f"Cluster file {path}: {wrong}. {_FILE_EXAMPLE}") from None
     return [
-        Kind(
+        NodeGroup(
             rack.nodes,
             rack.gpus,
             rack.model,
@@ -182,8 +181,8 @@ def _in_file(path: Path) -> list[Kind]:
     ]
 
 
-def _yaml(path: Path) -> Any:
-    import yaml  # for those only who keep their cluster in a file
+def _read_yaml(path: Path) -> Any:
+    import yaml  # not needed for specs of one line
 
     try:
         return yaml.safe_load(path.read_text(encoding="utf-8"))

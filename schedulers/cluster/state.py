@@ -1,11 +1,7 @@
-"""The devices and who holds them, kept up to date move by move.
+"""The state of the whole cluster: which jobs hold which devices, and which nodes have devices left.
 
-Memory is the currency: a job that asks for so many MiB is promised them, a job that asks for
-whole devices is promised all there is. What is promised never exceeds what a device has.
-
-Sets of nodes are whole numbers, a bit a node in declared order: "at least four idle devices" and
-"has what this job accepts" are one such number each, so the first node that is both is found in a
-fraction of a microsecond, with ten thousand of them too.
+Sets of nodes are bit sets (`NodeSet`), so that a policy finds the nodes with room among thousands
+in a few operations. The cluster keeps them up to date with every allocation and release.
 """
 
 from __future__ import annotations
@@ -13,128 +9,55 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from gpu_flows.schedulers.cluster.node_state import ABSENT, DeviceState, NodeSet, NodeState, RackState
 from gpu_flows.schedulers.model import Device, Job, Node
 
-
-class DeviceState:
-    """One device: what is promised on it, whether it may be used, how busy it last was."""
-
-    __slots__ = ("detail", "device", "free_mb", "healthy", "holders", "utilization", "whole")
-
-    def __init__(self, device: Device) -> None:
-        self.device = device
-        self.holders: dict[str, int] = {}  # job id -> MiB promised
-        self.whole = False  # whether its holder asked for all of it, however much that is
-        self.free_mb = device.memory_mb
-        self.healthy = True
-        self.detail = ""
-        self.utilization = 0.0
-
-    def has_room(self, job: Job) -> bool:
-        """Whether the job's share can be promised here without breaking another promise."""
-        return not self.holders or (not self.whole and 0 < job.memory_mb <= self.free_mb)
-
-    def fits(self, job: Job) -> bool:
-        """Whether the job may start here now."""
-        return self.healthy and self.has_room(job)
-
-
-ABSENT = "not part of the cluster"
-
-
-class RackState:
-    """Nodes near each other, as a set, and how many of their devices are up, healthy and idle."""
-
-    __slots__ = ("idle", "name", "nodes")
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.nodes = 0
-        self.idle = 0
-
-
-class NodeState:
-    """One node's devices in index order, and how many of them nobody holds."""
-
-    __slots__ = (
-        "bit",
-        "changed",
-        "detail",
-        "devices",
-        "free_cpus",
-        "free_ram_mb",
-        "idle",
-        "name",
-        "node",
-        "rack",
-        "up",
-    )
-
-    def __init__(self, node: Node, devices: list[DeviceState], bit: int, rack: RackState) -> None:
-        self.node = node
-        self.name = node.name
-        self.devices = devices
-        self.bit = bit
-        self.rack = rack
-        self.changed = 0  # the moment of the cluster at which its devices last changed hands or health
-        self.up = True
-        self.detail = ""
-        self.idle = sum(1 for state in devices if state.healthy and not state.holders)
-        self.free_cpus = node.cpus
-        self.free_ram_mb = node.ram_mb
-
-    def has_host_room(self, job: Job) -> bool:
-        """Whether processors and memory beside the devices suffice, where they are counted."""
-        node = self.node
-        return not (
-            (node.cpus and job.cpus > self.free_cpus + 1e-9)
-            or (node.ram_mb and job.ram_mb > self.free_ram_mb)
-        )
+MOST_ASKS = 10_000  # cached asks: a pool that runs for months sees ever new ones
 
 
 @dataclass(frozen=True, slots=True)
-class Able:
-    """What could serve everybody with one ask, were it free."""
+class Eligibility:
+    """What an empty, healthy cluster could offer to every job with the same ask."""
 
-    nodes: int  # those with enough devices it accepts (with any at all, if it may span nodes)
-    pure: int  # those where it accepts every device
-    most: int  # how many devices it could ever have at once
+    nodes: NodeSet  # with enough devices that the job accepts; with any, if it may span nodes
+    accepts_all: NodeSet  # nodes of which the job accepts every device
+    most_gpus: int  # the most devices it could hold at the same time
 
 
 class Cluster:
-    """Every node and device. Only the engine and its drafts move anything in here."""
+    """Every node and device. Only the engine and its drafts change it."""
 
     def __init__(self, nodes: Iterable[Node] = ()) -> None:
         self.nodes: dict[str, NodeState] = {}
         self.devices: dict[str, DeviceState] = {}
         self.racks: dict[str, RackState] = {}
-        self.moment = 0  # counts the changes, see `changed_since`
-        self.idle = 0  # devices that are up, healthy and held by nobody
+        self.version = 0  # increases with every change, see `changed_since`
+        self.idle = 0  # healthy devices without a holder on nodes that are up
         self._order: list[NodeState] = []  # by bit
-        self._latest: dict[str, NodeState] = {}  # those ever changed, the latest last
-        self._at_least: list[int] = [0]  # [n]: the nodes that are up with n or more idle devices
-        self._able: dict[object, Able] = {}
-        self._sound: bool | None = None  # None: to be looked at
+        self._changed: dict[str, NodeState] = {}  # every node that ever changed, the latest change last
+        self._at_least: list[NodeSet] = [0]  # [n]: the nodes that are up with n or more idle devices
+        self._eligible: dict[object, Eligibility] = {}
+        self._healthy: bool | None = None  # None: not known, see `is_healthy`
         self._held: dict[str, tuple[Job, tuple[Device, ...]]] = {}
-        self.replace(nodes)
+        self.set_nodes(nodes)
 
     def __iter__(self) -> Iterator[NodeState]:
         """The nodes that are up, in declared order."""
         return (node for node in self._order if node.up)
 
-    # -- what there is ------------------------------------------------------------------------
+    # -- nodes and devices --------------------------------------------------------------------
 
-    def replace(self, nodes: Iterable[Node]) -> None:
-        """Take a new declaration. A device that is still declared keeps its holders; one that is
-        not is forgotten once nobody holds it."""
-        before, old_nodes = self.devices, self.nodes
-        self.nodes, self.devices, self.racks, self._order, self._latest = {}, {}, {}, [], {}
+    def set_nodes(self, nodes: Iterable[Node]) -> None:
+        """Replace the declared nodes. A device that is still declared keeps its holders; any other
+        device is removed when its last holder releases it."""
+        old_devices, old_nodes = self.devices, self.nodes
+        self.nodes, self.devices, self.racks, self._order, self._changed = {}, {}, {}, [], {}
         for node in nodes:
             states = []
             for device in node.devices:
                 state = DeviceState(device)
-                if device.id in before:
-                    _carry_over(before[device.id], state)
+                if device.id in old_devices:
+                    _carry_over(old_devices[device.id], state)
                 states.append(state)
                 self.devices[device.id] = state
             rack = self.racks.setdefault(node.rack, RackState(node.rack))
@@ -144,31 +67,31 @@ class Cluster:
             if node.name in old_nodes:
                 old = old_nodes[node.name]
                 new.up, new.detail = old.up, old.detail
-        for device_id, state in before.items():
+        for device_id, state in old_devices.items():
             if device_id not in self.devices and state.holders:
                 state.healthy, state.detail = False, ABSENT
                 self.devices[device_id] = state
-        for job, devices in list(self._held.values()):  # a device may have come to another node
+        for job, devices in list(self._held.values()):  # a device may now belong to another node
             held = tuple(self.devices[device.id].device for device in devices)
             self._held[job.id] = (job, held)
             self._charge_hosts(job, held, 1)
-        self._able.clear()
-        self._count()
+        self._eligible.clear()
+        self._recount_idle()
 
-    def remember(self, device: Device) -> DeviceState:
-        """The device's state, also of one that is not declared (any more) but that a job holds."""
+    def track_device(self, device: Device) -> DeviceState:
+        """Return the device's state. Add the device if it is not declared, since a job may hold it."""
         if device.id not in self.devices:
             state = self.devices[device.id] = DeviceState(device)
             state.healthy, state.detail = False, ABSENT
-            self._sound = None
+            self._healthy = None
         return self.devices[device.id]
 
-    def set_node(self, name: str, up: bool, detail: str = "") -> None:
+    def mark_node(self, name: str, up: bool, detail: str = "") -> None:
         self.nodes[name].up, self.nodes[name].detail = up, detail
-        self._count()
+        self._recount_idle()
 
-    def set_health(self, device_id: str, healthy: bool, detail: str = "") -> bool:
-        """Whether anything changed."""
+    def mark_device(self, device_id: str, healthy: bool, detail: str = "") -> bool:
+        """Set the device's health. Return whether that is a change."""
         state = self.devices.get(device_id)
         if state is None or state.healthy == healthy or state.detail == ABSENT:
             return False
@@ -176,13 +99,13 @@ class Cluster:
         node = self.nodes[state.device.node]
         if not state.holders:
             self._set_idle(node, node.idle + (1 if healthy else -1))
-        self._note_change((state.device,))
-        self._sound = None
+        self._record_change((state.device,))
+        self._healthy = None
         return True
 
-    def _count(self) -> None:
-        """The sets and sums anew, after a change that is too rare to follow step by step."""
-        self._sound = None
+    def _recount_idle(self) -> None:
+        """Compute all sets and sums of idle devices. Only rare changes need this."""
+        self._healthy = None
         most = max((len(node.devices) for node in self._order), default=0)
         self._at_least = [0] * (most + 2)
         self.idle = 0
@@ -203,22 +126,22 @@ class Cluster:
             for count in range(min(before, idle) + 1, max(before, idle) + 1):
                 self._at_least[count] ^= node.bit
 
-    def _note_change(self, devices: tuple[Device, ...]) -> None:
-        self.moment += 1
-        latest, name = self._latest, ""
+    def _record_change(self, devices: tuple[Device, ...]) -> None:
+        self.version += 1
+        changed, name = self._changed, ""
         for device in devices:
             if device.node != name:
                 name = device.node
                 node = self.nodes.get(name)
                 if node is not None:
-                    node.changed = self.moment
-                    latest.pop(name, None)
-                    latest[name] = node
+                    node.changed_at = self.version
+                    changed.pop(name, None)
+                    changed[name] = node
 
-    # -- who holds what -----------------------------------------------------------------------
+    # -- allocations --------------------------------------------------------------------------
 
-    def objection(self, job: Job, devices: tuple[Device, ...]) -> str:
-        """Why the job must not have exactly these devices; empty if it may."""
+    def allocation_error(self, job: Job, devices: tuple[Device, ...]) -> str:
+        """Return why the job must not hold exactly these devices; empty if it may."""
         count = len(devices)
         if count != job.gpus and not job.least <= count <= job.most:
             return f"job {job.id} asks for {job.gpus} devices, not {count}"
@@ -242,24 +165,26 @@ class Cluster:
                 return f"node {device.node} has too little processor time or memory left for job {job.id}"
         return ""
 
-    def take(self, job: Job, devices: tuple[Device, ...]) -> None:
+    def allocate(self, job: Job, devices: tuple[Device, ...]) -> None:
+        """Let the job hold these devices. The caller has checked that it may."""
         if job.id in self._held:
             raise ValueError(f"job {job.id} holds devices already")
         for device in devices:
-            state = self.devices.get(device.id) or self.remember(device)
+            state = self.devices.get(device.id) or self.track_device(device)
             if not state.holders and state.healthy:
                 node = self.nodes.get(device.node)
                 if node is not None:
                     self._set_idle(node, node.idle - 1)
             share = job.memory_mb or state.device.memory_mb
             state.holders[job.id] = share
-            state.whole = not job.memory_mb
+            state.exclusive = not job.memory_mb
             state.free_mb -= share
         self._held[job.id] = (job, devices)
-        self._note_change(devices)
+        self._record_change(devices)
         self._charge_hosts(job, devices, 1)
 
-    def give_back(self, job: Job) -> None:
+    def release(self, job: Job) -> None:
+        """Free every device that the job holds."""
         _, devices = self._held.pop(job.id, (job, ()))
         for device in devices:
             state = self.devices[device.id]
@@ -271,95 +196,100 @@ class Cluster:
                 del self.devices[device.id]
             elif node is not None and state.healthy:
                 self._set_idle(node, node.idle + 1)
-        self._note_change(devices)
+        self._record_change(devices)
         self._charge_hosts(job, devices, -1)
 
     def _charge_hosts(self, job: Job, devices: tuple[Device, ...], times: int) -> None:
-        """Processors and memory beside the devices, on each node that the job is on."""
+        """Charge (1) or refund (-1) the processors and host memory on each node of the job."""
         if job.cpus or job.ram_mb:
             for name in {device.node for device in devices} & self.nodes.keys():
                 self.nodes[name].free_cpus -= times * job.cpus
                 self.nodes[name].free_ram_mb -= times * job.ram_mb
 
-    # -- questions ----------------------------------------------------------------------------
+    # -- queries ------------------------------------------------------------------------------
 
-    def able(self, job: Job) -> Able:
-        """What could ever serve the job, on an empty and healthy cluster."""
+    def eligible(self, job: Job) -> Eligibility:
+        """Return which nodes could serve the job on an empty, healthy cluster."""
         ask = job.ask
-        found = self._able.get(ask)
+        found = self._eligible.get(ask)
         if found is None:
-            nodes = pure = most = 0
-            for node in self._order:
-                accepted = sum(job.accepts(state.device) for state in node.devices)
-                room = (not node.node.cpus or job.cpus <= node.node.cpus) and (
-                    not node.node.ram_mb or job.ram_mb <= node.node.ram_mb
-                )
-                if accepted and room:
-                    most = most + accepted if job.may_span_nodes else max(most, accepted)
-                    if job.may_span_nodes or accepted >= job.least:
-                        nodes |= node.bit
-                    if accepted == len(node.devices):
-                        pure |= node.bit
-            if len(self._able) > 10_000:  # asks come and go in a pool that runs for months
-                self._able.clear()
-            found = self._able[ask] = Able(nodes, pure, most)
+            if len(self._eligible) > MOST_ASKS:
+                self._eligible.clear()
+            found = self._eligible[ask] = _find_eligibility(job, self._order)
         return found
 
     def could_hold(self, job: Job) -> bool:
-        """Whether an empty, healthy cluster could ever serve the job with all it asks for. An elastic
-        job may do with less, but not under every policy."""
-        return self.able(job).most >= job.gpus
+        """Whether an empty, healthy cluster has all devices that the job asks for. Fewer are not
+        enough for an elastic job either, because not every policy starts it with fewer."""
+        return self.eligible(job).most_gpus >= job.gpus
 
     @property
-    def is_sound(self) -> bool:
+    def is_healthy(self) -> bool:
         """Whether every device is declared and healthy, and every node up."""
-        if self._sound is None:
+        if self._healthy is None:
             healthy = all(state.healthy for state in self.devices.values())
-            self._sound = healthy and all(node.up for node in self._order)
-        return self._sound
+            self._healthy = healthy and all(node.up for node in self._order)
+        return self._healthy
 
-    def with_idle(self, count: int) -> int:
-        """The set of nodes that are up and have at least so many idle devices."""
+    def with_idle(self, count: int) -> NodeSet:
+        """Return the nodes that are up and have at least `count` idle devices."""
         return self._at_least[count] if count < len(self._at_least) else 0
 
-    def by_idle(self, nodes: int, least: int = 0) -> list[tuple[int, int]]:
-        """The nodes of a set that are up, apart by how many devices are idle: (idle, nodes), from
-        `least` upward."""
-        at_least, found = self._at_least, []
+    def group_by_idle(self, nodes: NodeSet, least: int = 0) -> list[tuple[int, NodeSet]]:
+        """Group those of the nodes that are up by their number of idle devices, from `least` upward:
+        a list of (idle, nodes)."""
+        at_least, groups = self._at_least, []
         left = nodes & self.with_idle(least)
         while left:
             more = left & at_least[least + 1]
             if more != left:
-                found.append((least, left ^ more))
+                groups.append((least, left ^ more))
             left, least = more, least + 1
-        return found
+        return groups
 
-    def changed_since(self, moment: int) -> Iterator[NodeState]:
-        """The nodes whose devices changed hands or health after that moment, the latest first."""
-        for node in reversed(self._latest.values()):
-            if node.changed <= moment:
+    def changed_since(self, version: int) -> Iterator[NodeState]:
+        """Yield the nodes with a device that changed its holders or health after that version, the
+        latest change first."""
+        for node in reversed(self._changed.values()):
+            if node.changed_at <= version:
                 return
             yield node
 
-    def those(self, nodes: int) -> Iterator[NodeState]:
-        """The nodes of a set, in declared order."""
+    def nodes_in(self, nodes: NodeSet) -> Iterator[NodeState]:
+        """Yield the nodes of the set in declared order."""
         while nodes:
             bit = nodes & -nodes
             yield self._order[bit.bit_length() - 1]
             nodes ^= bit
 
-    def mask(self, names: Iterable[str]) -> int:
-        """The set of nodes with these names."""
-        found = 0
+    def node_set(self, names: Iterable[str]) -> NodeSet:
+        """Return the set of the nodes with these names."""
+        nodes = 0
         for name in names:
             if name in self.nodes:
-                found |= self.nodes[name].bit
-        return found
+                nodes |= self.nodes[name].bit
+        return nodes
+
+
+def _find_eligibility(job: Job, nodes: Iterable[NodeState]) -> Eligibility:
+    eligible = accepts_all = most = 0
+    for node in nodes:
+        accepted = sum(job.accepts(state.device) for state in node.devices)
+        has_host_room = (not node.node.cpus or job.cpus <= node.node.cpus) and (
+            not node.node.ram_mb or job.ram_mb <= node.node.ram_mb
+        )
+        if accepted and has_host_room:
+            most = most + accepted if job.may_span_nodes else max(most, accepted)
+            if job.may_span_nodes or accepted >= job.least:
+                eligible |= node.bit
+            if accepted == len(node.devices):
+                accepts_all |= node.bit
+    return Eligibility(eligible, accepts_all, most)
 
 
 def _carry_over(old: DeviceState, new: DeviceState) -> None:
-    new.holders, new.whole, new.healthy, new.detail = old.holders, old.whole, old.healthy, old.detail
-    new.utilization = old.utilization
+    new.holders, new.exclusive, new.utilization = old.holders, old.exclusive, old.utilization
+    new.healthy, new.detail = old.healthy, old.detail
     new.free_mb -= sum(old.holders.values())
     if old.detail == ABSENT:
         new.healthy, new.detail = True, ""

@@ -1,5 +1,6 @@
-"""Placements: which free devices a job gets, once a policy has chosen the job.
+"""Placements: they choose the devices for a job that the policy wants to start.
 
-`base` defines what a placement is, `options` lets people choose one by name. Each other file is one
-placement, and a new file is a new placement: nothing else needs to change.
+`base` defines the interface and the shared helpers, `options` lets users choose a placement by name.
+Every other module is one placement; a new module adds a placement and needs no registration. Which
+job starts when does not belong here; see `policies`.
 """

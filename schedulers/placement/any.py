@@ -1,27 +1,28 @@
-"""Devices anywhere: only their number counts."""
+"""Any free devices, on any nodes."""
 
 from __future__ import annotations
 
+from gpu_flows.schedulers.cluster.node_state import NodeSet
 from gpu_flows.schedulers.cluster.state import Cluster
 from gpu_flows.schedulers.model import Device, Job
-from gpu_flows.schedulers.placement.base import EVERYWHERE, SharingOptions, candidates, gathered
+from gpu_flows.schedulers.placement.base import ALL_NODES, SharingOptions, candidate_nodes, gather_devices
 from gpu_flows.schedulers.placement.first_fit import FirstFit
 
 
 class Anywhere(FirstFit):
-    """The first free devices there are, on whatever nodes, for jobs that may span nodes.
+    """The first free devices on any nodes, for jobs that may span nodes.
 
-    What simulators call the count scheme: a job that may not span nodes is placed by first fit.
+    Simulators call this the count scheme. A job that may not span nodes is placed by first fit.
     """
 
     name = "any"
 
-    def find(
-        self, job: Job, gpus: int, cluster: Cluster, sharing: SharingOptions, among: int = EVERYWHERE
+    def find_devices(
+        self, job: Job, gpus: int, cluster: Cluster, sharing: SharingOptions, among: NodeSet = ALL_NODES
     ) -> tuple[Device, ...]:
         if not job.may_span_nodes:
-            return super().find(job, gpus, cluster, sharing, among)
+            return super().find_devices(job, gpus, cluster, sharing, among)
         if sharing.sharing == "exclusive" and cluster.idle < gpus:
             return ()
-        nodes = candidates(job, 1, cluster, sharing, among)
-        return gathered(job, gpus, cluster, sharing, cluster.those(nodes))
+        nodes = candidate_nodes(job, 1, cluster, sharing, among)
+        return gather_devices(job, gpus, cluster, sharing, cluster.nodes_in(nodes))

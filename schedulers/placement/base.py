@@ -1,8 +1,9 @@
-"""What a placement is: which devices a job gets, once a policy has chosen the job.
+"""The interface of placements, and helpers to find available devices.
 
-The sharing rule says which devices are on offer at all. By default a device is offered only
-when nobody holds it; under `shared` also one that is busy below a threshold, as long as the
-memory its holders were promised leaves room. A placement then chooses among the offers.
+The sharing option states which devices are available at all. With `exclusive`, a device is
+available if no job holds it. With `shared`, it is also available if its measured utilization is
+below a threshold and the memory promised to its holders leaves enough. A placement then chooses
+among the available devices.
 """
 
 from __future__ import annotations
@@ -13,57 +14,51 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from gpu_flows.schedulers.cluster.state import Cluster, NodeState
+from gpu_flows.common.forms import FORM
+from gpu_flows.schedulers.cluster.node_state import NodeSet, NodeState
+from gpu_flows.schedulers.cluster.state import Cluster
 from gpu_flows.schedulers.model import Device, Job
 from gpu_flows.schedulers.policy import Options
 
-EVERYWHERE = -1  # the set of all nodes
+ALL_NODES: NodeSet = -1
 
 
 class SharingOptions(Options):
-    """What every policy with exclusive or shared devices lets people choose."""
+    """The options of every policy that supports exclusive and shared devices."""
 
-    sharing: Literal["exclusive", "shared"] = Field(
-        default="exclusive",
-        title="Sharing",
-        description="Whether a device serves one job at a time, or several whose memory fits together.",
-    )
-    utilization_threshold: float = Field(
-        default=90,
-        gt=0,
-        le=100,
-        title="Utilization threshold (%)",
-        description="With shared devices: a device measured at or above this is not offered.",
-    )
+    model_config = FORM
+
+    sharing: Literal["exclusive", "shared"] = "exclusive"
+    """Whether a device serves one job at a time, or several whose memory fits together."""
+    utilization_threshold: float = Field(90, gt=0, le=100, title="Utilization threshold (%)")
+    """With shared devices, a device measured at or above this is not available."""
 
 
 class Placement(ABC):
-    """Finds the devices. Knows nothing but the cluster, and at most what it learned of earlier jobs."""
+    """Chooses devices by the state of the cluster, and at most by the jobs it has placed before."""
 
     name: ClassVar[str]
 
     @abstractmethod
-    def find(
-        self, job: Job, gpus: int, cluster: Cluster, sharing: SharingOptions, among: int = EVERYWHERE
+    def find_devices(
+        self, job: Job, gpus: int, cluster: Cluster, sharing: SharingOptions, among: NodeSet = ALL_NODES
     ) -> tuple[Device, ...]:
-        """So many devices for the job on nodes of the set `among`, or none at all."""
-
-    @classmethod
-    def rule(cls) -> str:
-        return (cls.__doc__ or "").strip().split("\n")[0]
+        """Return `gpus` devices for the job on nodes of the set `among`, or no device at all."""
 
 
-def candidates(job: Job, gpus: int, cluster: Cluster, sharing: SharingOptions, among: int) -> int:
-    """The nodes that may have so many devices for the job: surely all that have, perhaps a few more."""
-    able = cluster.able(job).nodes & among
-    return able & cluster.with_idle(gpus if sharing.sharing == "exclusive" else 0)
+def candidate_nodes(
+    job: Job, gpus: int, cluster: Cluster, sharing: SharingOptions, among: NodeSet
+) -> NodeSet:
+    """Return all nodes that have `gpus` devices for the job. A few of them may have fewer."""
+    eligible = cluster.eligible(job).nodes & among
+    return eligible & cluster.with_idle(gpus if sharing.sharing == "exclusive" else 0)
 
 
-def offered(
-    node: NodeState, job: Job, gpus: int, sharing: SharingOptions, pure: bool = False
+def available_devices(
+    node: NodeState, job: Job, gpus: int, sharing: SharingOptions, accepts_all: bool = False
 ) -> list[Device]:
-    """The node's devices that the job may have now, at most so many. `pure` promises that the job
-    accepts every device of the node."""
+    """Return at most `gpus` devices of the node on which the job may start now. `accepts_all` states
+    that the job accepts every device of the node, which saves a check of each."""
     if (job.cpus or job.ram_mb) and not node.has_host_room(job):
         return []
     found: list[Device] = []
@@ -73,33 +68,33 @@ def offered(
             fits = not state.holders and state.healthy
         else:
             fits = state.utilization < sharing.utilization_threshold and state.fits(job)
-        if fits and (pure or job.accepts(state.device)):
+        if fits and (accepts_all or job.accepts(state.device)):
             found.append(state.device)
             if len(found) == gpus:
                 break
     return found
 
 
-def on_one_node(
+def find_on_one_node(
     job: Job, gpus: int, cluster: Cluster, sharing: SharingOptions, nodes: Iterable[NodeState]
 ) -> tuple[Device, ...]:
-    """All devices on the first of these nodes that has them."""
-    pure = cluster.able(job).pure
+    """Return all devices from the first of the nodes that has them, or no device."""
+    accepts_all = cluster.eligible(job).accepts_all
     for node in nodes:
-        devices = offered(node, job, gpus, sharing, bool(pure & node.bit))
+        devices = available_devices(node, job, gpus, sharing, bool(accepts_all & node.bit))
         if len(devices) == gpus:
             return tuple(devices)
     return ()
 
 
-def gathered(
+def gather_devices(
     job: Job, gpus: int, cluster: Cluster, sharing: SharingOptions, nodes: Iterable[NodeState]
 ) -> tuple[Device, ...]:
-    """All devices, from as many of these nodes as it takes, in their order."""
-    pure = cluster.able(job).pure
+    """Return all devices from as many of the nodes as needed, in their order, or no device."""
+    accepts_all = cluster.eligible(job).accepts_all
     found: list[Device] = []
     for node in nodes:
-        found += offered(node, job, gpus - len(found), sharing, bool(pure & node.bit))
+        found += available_devices(node, job, gpus - len(found), sharing, bool(accepts_all & node.bit))
         if len(found) == gpus:
             return tuple(found)
     return ()

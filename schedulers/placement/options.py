@@ -1,4 +1,4 @@
-"""Every placement by name, and the options by which people choose one."""
+"""All placements by name, and the options with which users choose one."""
 
 from __future__ import annotations
 
@@ -7,39 +7,39 @@ from typing import Annotated
 from pydantic import AfterValidator, Field
 
 from gpu_flows.common.discovery import classes_in
+from gpu_flows.schedulers.cluster.node_state import NodeSet
 from gpu_flows.schedulers.cluster.state import Cluster
 from gpu_flows.schedulers.model import Device, Job
-from gpu_flows.schedulers.placement.base import EVERYWHERE, Placement, SharingOptions
+from gpu_flows.schedulers.placement.base import ALL_NODES, Placement, SharingOptions
 
 _classes = classes_in("gpu_flows.schedulers.placement", Placement)
-PLACEMENTS: dict[str, Placement] = dict(sorted((each.name, each()) for each in _classes))
+PLACEMENTS: dict[str, Placement] = dict(sorted((placement.name, placement()) for placement in _classes))
 
 
-def _known(name: str) -> str:
+def _check_name(name: str) -> str:
     if name not in PLACEMENTS:
         raise ValueError(f"there is no placement {name!r}; there are {', '.join(PLACEMENTS)}")
     return name
 
 
 class PlacementOptions(SharingOptions):
-    """What every policy that leaves the choice of devices to a placement lets people choose."""
+    """The options of every policy that leaves the choice of devices to a placement."""
 
-    placement: Annotated[str, AfterValidator(_known)] = Field(
-        default="first_fit",
-        title="Placement",
-        description="How devices are chosen for a job whose turn it is.",
-        json_schema_extra={"enum": list(PLACEMENTS)},
+    placement: Annotated[str, AfterValidator(_check_name)] = Field(
+        "first_fit", json_schema_extra={"enum": list(PLACEMENTS)}
     )
+    """How devices are chosen for the job that starts next."""
 
     def place(
-        self, job: Job, cluster: Cluster, gpus: int | None = None, among: int = EVERYWHERE
+        self, job: Job, cluster: Cluster, gpus: int | None = None, among: NodeSet = ALL_NODES
     ) -> tuple[Device, ...]:
-        """The devices for the job, as many as it asks for unless told otherwise; none if they are
-        not there."""
-        return PLACEMENTS[self.placement].find(job, job.gpus if gpus is None else gpus, cluster, self, among)
+        """Return `gpus` devices for the job (by default as many as it asks for), or no device."""
+        return PLACEMENTS[self.placement].find_devices(
+            job, job.gpus if gpus is None else gpus, cluster, self, among
+        )
 
-    def may_have(self, job: Job, devices: tuple[Device, ...], cluster: Cluster) -> bool:
-        """Whether exactly these devices are on offer to the job."""
-        if cluster.objection(job, devices):
+    def are_available(self, job: Job, devices: tuple[Device, ...], cluster: Cluster) -> bool:
+        """Whether the job may start on exactly these devices now."""
+        if cluster.allocation_error(job, devices):
             return False
         return self.sharing == "shared" or not any(cluster.devices[device.id].holders for device in devices)

@@ -1,126 +1,130 @@
-"""Jobs close together: full nodes fill up first, and no job lies on more nodes than it has to.
+"""Jobs close together: the fullest nodes first, and as few nodes per job as possible.
 
-Its neighbours are variations: one node if it can be, several if it must. Where a job needs idle
-devices the sets of the cluster answer at once; where it may share devices that are in use, nodes
-have to be looked at one by one.
+`best_fit`, `spread`, `topology` and `fragmentation` are variations of this placement: they use one
+node if they can and several nodes if they must. For a job that needs idle devices, the node sets of
+the cluster suffice; for a job that may share devices, the code looks at the nodes one by one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gpu_flows.schedulers.cluster.state import Cluster, NodeState, RackState
+from gpu_flows.schedulers.cluster.node_state import NodeSet, NodeState, RackState
+from gpu_flows.schedulers.cluster.state import Cluster
 from gpu_flows.schedulers.model import Device, Job
 from gpu_flows.schedulers.placement.base import (
-    EVERYWHERE,
+    ALL_NODES,
     Placement,
     SharingOptions,
-    candidates,
-    gathered,
-    offered,
-    on_one_node,
+    available_devices,
+    candidate_nodes,
+    find_on_one_node,
+    gather_devices,
 )
 
 
 class Pack(Placement):
-    """The fullest node that has room; else, if the job may span nodes, the fewest nodes there are.
+    """The fullest node that has room; else, if the job may span nodes, as few nodes as possible.
 
-    Consolidation, as in Tiresias: whole nodes stay free for big jobs, and the workers of one job
-    talk over few links. Of several sets that are as few, one within a single rack comes first.
-    `best_fit` chooses a node likewise but lets a job that spans nodes fill small gaps on many;
-    `topology` puts the rack before the number of nodes; `spread` does the opposite.
+    This is consolidation as in Tiresias: whole nodes stay free for large jobs, and the processes of a
+    job communicate over few links. Of several sets with equally few nodes, one within a single rack
+    comes first. `best_fit` chooses a node in the same way but lets a job that spans nodes fill small
+    gaps on many; `topology` puts the rack before the number of nodes; `spread` does the opposite.
     """
 
     name = "pack"
 
-    def find(
-        self, job: Job, gpus: int, cluster: Cluster, sharing: SharingOptions, among: int = EVERYWHERE
+    def find_devices(
+        self, job: Job, gpus: int, cluster: Cluster, sharing: SharingOptions, among: NodeSet = ALL_NODES
     ) -> tuple[Device, ...]:
-        found = self.within(job, gpus, cluster, sharing, candidates(job, gpus, cluster, sharing, among))
+        nodes = candidate_nodes(job, gpus, cluster, sharing, among)
+        found = self.find_within_node(job, gpus, cluster, sharing, nodes)
         if not found and job.may_span_nodes:
-            nodes = candidates(job, 1, cluster, sharing, among)
-            if may_share(job, sharing) or idle_on(nodes, cluster) >= gpus:
-                found = self.across(job, gpus, cluster, sharing, nodes)
+            nodes = candidate_nodes(job, 1, cluster, sharing, among)
+            if may_share(job, sharing) or count_idle(nodes, cluster) >= gpus:
+                found = self.find_across_nodes(job, gpus, cluster, sharing, nodes)
         return found
 
-    def within(
-        self, job: Job, gpus: int, cluster: Cluster, sharing: SharingOptions, nodes: int
+    def find_within_node(
+        self, job: Job, gpus: int, cluster: Cluster, sharing: SharingOptions, nodes: NodeSet
     ) -> tuple[Device, ...]:
-        """All devices on one node of the set, or none."""
-        return on_fullest_node(job, gpus, cluster, sharing, nodes)
+        """Return all devices from one node of the set, or no device."""
+        return find_on_fullest_node(job, gpus, cluster, sharing, nodes)
 
-    def across(
-        self, job: Job, gpus: int, cluster: Cluster, sharing: SharingOptions, nodes: int
+    def find_across_nodes(
+        self, job: Job, gpus: int, cluster: Cluster, sharing: SharingOptions, nodes: NodeSet
     ) -> tuple[Device, ...]:
-        """All devices from several nodes of the set, or none."""
-        fewest = _fewest(gpus, nodes, cluster)
-        empty = cluster.with_idle(-(-gpus // fewest) if fewest else 0)  # no rack is as few without these
+        """Return all devices from several nodes of the set, or no device."""
+        fewest = _count_fewest_nodes(gpus, nodes, cluster)
+        # A rack can do with the fewest nodes only if one of them has at least the average number of devices.
+        emptiest = cluster.with_idle(-(-gpus // fewest) if fewest else 0)
         for _, rack in racks_with(gpus, job, cluster, sharing, nodes):
             near = rack.nodes & nodes
-            if near & empty and _fewest(gpus, near, cluster) == fewest:
-                found = from_few_nodes(job, gpus, cluster, sharing, near)
+            if near & emptiest and _count_fewest_nodes(gpus, near, cluster) == fewest:
+                found = find_on_few_nodes(job, gpus, cluster, sharing, near)
                 if found:
                     return found
-        return from_few_nodes(job, gpus, cluster, sharing, nodes)
+        return find_on_few_nodes(job, gpus, cluster, sharing, nodes)
 
 
 def may_share(job: Job, sharing: SharingOptions) -> bool:
-    """Whether devices in use could serve the job too: it asks for a part, and sharing is on."""
+    """Whether devices that other jobs hold could serve the job: it asks for a part, and sharing is on."""
     return job.memory_mb > 0 and sharing.sharing == "shared"
 
 
-def on_fullest_node(
-    job: Job, gpus: int, cluster: Cluster, sharing: SharingOptions, nodes: int
+def find_on_fullest_node(
+    job: Job, gpus: int, cluster: Cluster, sharing: SharingOptions, nodes: NodeSet
 ) -> tuple[Device, ...]:
-    """All devices on the node with the fewest idle ones that has them."""
+    """Return all devices from the node with the fewest idle devices that suffice, or no device."""
     if may_share(job, sharing):
-        pure = cluster.able(job).pure
+        accepts_all = cluster.eligible(job).accepts_all
         for node in fullest_first(nodes, cluster):
-            devices = fullest_devices(node, job, cluster, sharing, pure)
+            devices = fullest_devices(node, job, cluster, sharing, accepts_all)
             if len(devices) >= gpus:
                 return tuple(devices[:gpus])
         return ()
-    return on_one_node(job, gpus, cluster, sharing, fullest_first(nodes, cluster, gpus))
+    return find_on_one_node(job, gpus, cluster, sharing, fullest_first(nodes, cluster, gpus))
 
 
-def fullest_first(nodes: int, cluster: Cluster, idle: int = 0) -> Iterator[NodeState]:
-    """The nodes of a set, those with the fewest idle devices first, from so many upward."""
-    for _, alike in cluster.by_idle(nodes, idle):
-        yield from cluster.those(alike)
+def fullest_first(nodes: NodeSet, cluster: Cluster, idle: int = 0) -> Iterator[NodeState]:
+    """Yield the nodes of a set with at least `idle` idle devices, the fewest idle devices first."""
+    for _, group in cluster.group_by_idle(nodes, idle):
+        yield from cluster.nodes_in(group)
 
 
-def emptiest_first(nodes: int, cluster: Cluster) -> Iterator[NodeState]:
-    """The nodes of a set, those with the most idle devices first."""
-    for _, alike in reversed(cluster.by_idle(nodes)):
-        yield from cluster.those(alike)
+def emptiest_first(nodes: NodeSet, cluster: Cluster) -> Iterator[NodeState]:
+    """Yield the nodes of a set, the most idle devices first."""
+    for _, group in reversed(cluster.group_by_idle(nodes)):
+        yield from cluster.nodes_in(group)
 
 
 def fullest_devices(
-    node: NodeState, job: Job, cluster: Cluster, sharing: SharingOptions, pure: int
+    node: NodeState, job: Job, cluster: Cluster, sharing: SharingOptions, accepts_all: NodeSet
 ) -> list[Device]:
-    """The node's devices that the job may have, those with the least free memory first. On the nodes
-    of the set `pure` it accepts every device."""
-    devices = offered(node, job, len(node.devices), sharing, bool(pure & node.bit))
+    """Return the available devices of the node, the least free memory first. The job accepts every
+    device on the nodes of the set `accepts_all`."""
+    devices = available_devices(node, job, len(node.devices), sharing, bool(accepts_all & node.bit))
     return sorted(devices, key=lambda device: cluster.devices[device.id].free_mb)
 
 
-def from_few_nodes(
-    job: Job, gpus: int, cluster: Cluster, sharing: SharingOptions, nodes: int
+def find_on_few_nodes(
+    job: Job, gpus: int, cluster: Cluster, sharing: SharingOptions, nodes: NodeSet
 ) -> tuple[Device, ...]:
-    """All devices from the emptiest nodes of the set, the remainder from the fullest that has it."""
+    """Return all devices from the emptiest nodes of the set, except for the rest of them, which comes
+    from the fullest node that has it; or no device."""
     if may_share(job, sharing):
-        return gathered(job, gpus, cluster, sharing, emptiest_first(nodes, cluster))
-    pure = cluster.able(job).pure
+        return gather_devices(job, gpus, cluster, sharing, emptiest_first(nodes, cluster))
+    accepts_all = cluster.eligible(job).accepts_all
     found: tuple[Device, ...] = ()
-    sought = 0  # the remainder that was looked for last, in vain
+    not_found = 0  # the size of the rest that no node had
     for node in emptiest_first(nodes, cluster):
         missing = gpus - len(found)
-        if missing <= node.idle and missing != sought:
-            remainder = on_fullest_node(job, missing, cluster, sharing, nodes)
-            if remainder:
-                return found + remainder
-            sought = missing
-        found += tuple(offered(node, job, missing, sharing, bool(pure & node.bit)))
+        if missing <= node.idle and missing != not_found:
+            rest = find_on_fullest_node(job, missing, cluster, sharing, nodes)
+            if rest:
+                return found + rest
+            not_found = missing
+        found += tuple(available_devices(node, job, missing, sharing, bool(accepts_all & node.bit)))
         if len(found) == gpus:
             return found
         nodes ^= node.bit
@@ -128,30 +132,32 @@ def from_few_nodes(
 
 
 def racks_with(
-    gpus: int, job: Job, cluster: Cluster, sharing: SharingOptions, nodes: int
+    gpus: int, job: Job, cluster: Cluster, sharing: SharingOptions, nodes: NodeSet
 ) -> list[tuple[int, RackState]]:
-    """The racks that may have so many devices on these nodes, with how many idle; the fullest first."""
-    all_idle = cluster.with_idle(1) & ~nodes == 0
+    """Return the racks that may have `gpus` devices on these nodes, as (idle devices, rack), the fullest
+    first."""
+    has_all_idle = cluster.with_idle(1) & ~nodes == 0  # then `rack.idle` needs no recount
     found = []
     for rack in cluster.racks.values():
         idle = rack.idle
-        if idle >= gpus and not all_idle:
-            idle = idle_on(rack.nodes & nodes, cluster)
+        if idle >= gpus and not has_all_idle:
+            idle = count_idle(rack.nodes & nodes, cluster)
         if idle >= gpus or may_share(job, sharing):
             found.append((idle, rack))
-    return sorted(found, key=lambda each: each[0])
+    return sorted(found, key=lambda pair: pair[0])
 
 
-def idle_on(nodes: int, cluster: Cluster) -> int:
-    """How many devices are idle on the nodes of a set."""
-    return sum(idle * alike.bit_count() for idle, alike in cluster.by_idle(nodes, 1))
+def count_idle(nodes: NodeSet, cluster: Cluster) -> int:
+    """Return how many devices are idle on the nodes of a set."""
+    return sum(idle * group.bit_count() for idle, group in cluster.group_by_idle(nodes, 1))
 
 
-def _fewest(gpus: int, nodes: int, cluster: Cluster) -> int:
-    """How many nodes of the set it takes to have so many idle devices; 0 if they have not."""
+def _count_fewest_nodes(gpus: int, nodes: NodeSet, cluster: Cluster) -> int:
+    """Return the smallest number of nodes of the set with `gpus` idle devices together; 0 if all of
+    them have fewer."""
     taken = 0
-    for idle, alike in reversed(cluster.by_idle(nodes, 1)):
-        count = alike.bit_count()
+    for idle, group in reversed(cluster.group_by_idle(nodes, 1)):
+        count = group.bit_count()
         if idle * count >= gpus:
             return taken + -(-gpus // idle)
         gpus -= idle * count

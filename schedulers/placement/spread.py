@@ -1,41 +1,42 @@
-"""Jobs far apart: every job gets as much of a node to itself as there is."""
+"""Jobs far apart: every job gets the emptiest node."""
 
 from __future__ import annotations
 
-from gpu_flows.schedulers.cluster.state import Cluster, NodeState
+from gpu_flows.schedulers.cluster.node_state import NodeSet, NodeState
+from gpu_flows.schedulers.cluster.state import Cluster
 from gpu_flows.schedulers.model import Device, Job
-from gpu_flows.schedulers.placement.base import SharingOptions, gathered, on_one_node
+from gpu_flows.schedulers.placement.base import SharingOptions, find_on_one_node, gather_devices
 from gpu_flows.schedulers.placement.pack import Pack, emptiest_first, fullest_devices, may_share
 
 
 class Spread(Pack):
-    """The node with the most idle devices; on shared devices those with the most free memory.
+    """The node with the most idle devices; on shared devices, those with the most free memory.
 
-    The opposite of `pack`: jobs disturb each other least (memory bandwidth, processors, heat) and a
-    broken node takes few of them along; but big jobs wait, for no node stays empty for long. A job
-    that fits on one node still stays on one.
+    The opposite of `pack`. Jobs interfere least (memory bandwidth, processors, heat), and a node that
+    fails stops few of them; but large jobs wait longer because no node stays empty for long. A job
+    that fits on one node still runs on one node.
     """
 
     name = "spread"
 
-    def within(
-        self, job: Job, gpus: int, cluster: Cluster, sharing: SharingOptions, nodes: int
+    def find_within_node(
+        self, job: Job, gpus: int, cluster: Cluster, sharing: SharingOptions, nodes: NodeSet
     ) -> tuple[Device, ...]:
         if not may_share(job, sharing):
-            return on_one_node(job, gpus, cluster, sharing, emptiest_first(nodes, cluster))
-        pure = cluster.able(job).pure
-        for _, alike in reversed(cluster.by_idle(nodes)):
-            for node in sorted(cluster.those(alike), key=_free_mb, reverse=True):
-                devices = fullest_devices(node, job, cluster, sharing, pure)
+            return find_on_one_node(job, gpus, cluster, sharing, emptiest_first(nodes, cluster))
+        accepts_all = cluster.eligible(job).accepts_all
+        for _, group in reversed(cluster.group_by_idle(nodes)):
+            for node in sorted(cluster.nodes_in(group), key=_free_mb, reverse=True):
+                devices = fullest_devices(node, job, cluster, sharing, accepts_all)
                 if len(devices) >= gpus:
                     devices.sort(key=lambda device: cluster.devices[device.id].free_mb, reverse=True)
                     return tuple(devices[:gpus])
         return ()
 
-    def across(
-        self, job: Job, gpus: int, cluster: Cluster, sharing: SharingOptions, nodes: int
+    def find_across_nodes(
+        self, job: Job, gpus: int, cluster: Cluster, sharing: SharingOptions, nodes: NodeSet
     ) -> tuple[Device, ...]:
-        return gathered(job, gpus, cluster, sharing, emptiest_first(nodes, cluster))
+        return gather_devices(job, gpus, cluster, sharing, emptiest_first(nodes, cluster))
 
 
 def _free_mb(node: NodeState) -> int:

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from gpu_flows.schedulers.cluster.state import Cluster
 from gpu_flows.schedulers.model import Device, Job, Plan, Progress
-from gpu_flows.schedulers.placement.base import EVERYWHERE, candidates
+from gpu_flows.schedulers.placement.base import ALL_NODES, candidate_nodes
 from gpu_flows.schedulers.placement.options import PlacementOptions
 from gpu_flows.schedulers.policy import Policy, State
 from gpu_flows.schedulers.policy_support.starting import expected
@@ -142,7 +142,7 @@ class ASrpt(Policy):
     def _together(self, job: Job, cluster: Cluster) -> tuple[Device, ...]:
         """Devices of one server, or of whole servers for a job that is wider than any."""
         share = min(job.gpus, max((len(node.devices) for node in cluster), default=0))
-        nodes = candidates(job, share, cluster, self.options, EVERYWHERE)
+        nodes = candidate_nodes(job, share, cluster, self.options, ALL_NODES)
         enough = nodes.bit_count() * share >= job.gpus
         return self.options.place(job, cluster, among=nodes) if enough else ()
 

@@ -309,7 +309,7 @@ def _speeds(jobs: Iterable[Job], fleets: list[Fleet], state: State) -> list[list
 
 def _speed(job: Job, fleet: Fleet, state: State) -> float:
     """Where there are several models a job is as fast as on the slowest that it accepts."""
-    nodes = list(state.cluster.those(state.cluster.able(job).nodes & fleet.nodes))
+    nodes = list(state.cluster.nodes_in(state.cluster.eligible(job).nodes & fleet.nodes))
     if not nodes or sum(len(node.devices) for node in nodes) < job.gpus:
         return math.nan
     models: set[str] = set()

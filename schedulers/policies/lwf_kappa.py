@@ -9,9 +9,10 @@ from typing import Any
 
 from pydantic import Field
 
-from gpu_flows.schedulers.cluster.state import Cluster, NodeState
+from gpu_flows.schedulers.cluster.node_state import NodeState
+from gpu_flows.schedulers.cluster.state import Cluster
 from gpu_flows.schedulers.model import Device, Job, Plan, Progress
-from gpu_flows.schedulers.placement.base import EVERYWHERE, SharingOptions, candidates, offered
+from gpu_flows.schedulers.placement.base import ALL_NODES, SharingOptions, available_devices, candidate_nodes
 from gpu_flows.schedulers.policy import Policy, State
 from gpu_flows.schedulers.policy_support.starting import expected, serve_at
 
@@ -88,14 +89,18 @@ class LwfKappa(Policy):
         if len(idle) == job.gpus or self.options.sharing == "exclusive":
             return idle if len(idle) == job.gpus else ()
         nodes = self._nodes(job, 1, cluster, work)
-        every = (each for node in nodes for each in offered(node, job, len(node.devices), self.options))
+        every = (
+            each for node in nodes for each in available_devices(node, job, len(node.devices), self.options)
+        )
         devices = nsmallest(job.gpus, every, key=work.on)
         return tuple(devices) if len(devices) == job.gpus else ()
 
     def _idle(self, job: Job, cluster: Cluster) -> tuple[Device, ...]:
         """The first devices that nobody holds: none can have less work."""
-        nodes = cluster.those(cluster.able(job).nodes & cluster.with_idle(1))
-        every = (each for node in nodes for each in offered(node, job, len(node.devices), self.options))
+        nodes = cluster.nodes_in(cluster.eligible(job).nodes & cluster.with_idle(1))
+        every = (
+            each for node in nodes for each in available_devices(node, job, len(node.devices), self.options)
+        )
         return tuple(islice((each for each in every if not cluster.devices[each.id].holders), job.gpus))
 
     def _split(self, job: Job, cluster: Cluster, work: _Work) -> tuple[Device, ...]:
@@ -109,13 +114,15 @@ class LwfKappa(Policy):
 
     def _nodes(self, job: Job, gpus: int, cluster: Cluster, work: _Work) -> Iterator[NodeState]:
         """Surely all nodes that have so many devices for the job, perhaps a few more."""
-        nodes = candidates(job, gpus, cluster, self.options, EVERYWHERE)
-        return cluster.those(nodes if self.options.sharing == "exclusive" else nodes & work.room(job))
+        nodes = candidate_nodes(job, gpus, cluster, self.options, ALL_NODES)
+        return cluster.nodes_in(nodes if self.options.sharing == "exclusive" else nodes & work.room(job))
 
     def _offers(self, node: NodeState, job: Job, gpus: int, cluster: Cluster, work: _Work) -> list[Device]:
         """The node's devices that the job may have, at most so many, those with the least work first."""
-        pure = bool(cluster.able(job).pure & node.bit)
-        return nsmallest(gpus, offered(node, job, len(node.devices), self.options, pure), key=work.on)
+        pure = bool(cluster.eligible(job).accepts_all & node.bit)
+        return nsmallest(
+            gpus, available_devices(node, job, len(node.devices), self.options, pure), key=work.on
+        )
 
 
 class _Work:

@@ -6,7 +6,8 @@ from typing import Any
 
 from pydantic import Field
 
-from gpu_flows.schedulers.cluster.state import Cluster, NodeState
+from gpu_flows.schedulers.cluster.node_state import NodeState
+from gpu_flows.schedulers.cluster.state import Cluster
 from gpu_flows.schedulers.model import Device, Job, Plan
 from gpu_flows.schedulers.placement.options import PlacementOptions
 from gpu_flows.schedulers.policy import Policy, State
@@ -47,10 +48,10 @@ class RoundRobin(Policy):
         """Devices on the first node that may have the job, beginning after the last one served."""
         last = cluster.nodes.get(self.last)
         before = last.bit * 2 - 1 if last else 0  # the nodes up to the last one served
-        able = cluster.able(job).nodes
+        able = cluster.eligible(job).nodes
         turns = [able & ~before, able & before]
         if self.options.wait_for_turn and not job.may_span_nodes:
-            servers = (node for turn in turns for node in cluster.those(turn))
+            servers = (node for turn in turns for node in cluster.nodes_in(turn))
             first = next((node for node in servers if _is_large_enough(node, job)), None)
             turns = [first.bit] if first else []
         found: tuple[Device, ...] = ()

@@ -19,8 +19,8 @@ from heapq import heapify, heappop, heappush, merge
 from itertools import count
 from typing import NamedTuple
 
-from gpu_flows.schedulers.cluster.device_sets import DeviceMap, lowest
-from gpu_flows.schedulers.cluster.state import NodeState
+from gpu_flows.schedulers.cluster.device_sets import DeviceMap, lowest_bits
+from gpu_flows.schedulers.cluster.node_state import NodeState
 from gpu_flows.schedulers.model import Device, Job, Running
 from gpu_flows.schedulers.placement.options import PlacementOptions
 from gpu_flows.schedulers.policy import State
@@ -55,7 +55,7 @@ class Forecast:
 
     def __init__(self, state: State, yields: Callable[[Running], bool] | None = None) -> None:
         self._state, self._now, self._cluster, self._yields = state, state.now, state.cluster, yields
-        self._map = DeviceMap.of(state.cluster)
+        self._map = DeviceMap.for_cluster(state.cluster)
         self._idle = self._map.idle(state.cluster)
         self._freed = {self._now: self._idle}  # when -> the devices that running jobs let go of
         self._moments = [self._now]  # when anything ends, slots included, as far as was looked
@@ -103,7 +103,7 @@ class Forecast:
     def started(self, job: Job) -> None:
         """The plan has started this job."""
         running = self._state.running[job.id]
-        taken = self._map.set_of(running.devices)
+        taken = self._map.to_set(running.devices)
         self._idle &= ~taken
         self._freed[self._now] &= ~taken
         self._expect(self._leaves(running), running.devices)
@@ -139,7 +139,7 @@ class Forecast:
 
     def allows(self, job: Job, devices: tuple[Device, ...], end: float) -> bool:
         """Whether the job may have these devices from now until then."""
-        return not self._map.set_of(devices) & self._kept(self._now, end) and all(
+        return not self._map.to_set(devices) & self._kept(self._now, end) and all(
             self._has_host_room(job, self._cluster.nodes[name], self._now, end)
             for name in {device.node for device in devices}
         )
@@ -149,13 +149,15 @@ class Forecast:
         devices, end = options.place(job, self._cluster), self.end_of(job)
         if not devices or self.allows(job, devices, end):
             return devices
-        devices = self._map.devices_in(self._spare(job, end))
-        return () if self._cluster.objection(job, devices) else devices  # who would yield is still there
+        devices = self._map.to_devices(self._spare(job, end))
+        return (
+            () if self._cluster.allocation_error(job, devices) else devices
+        )  # who would yield is still there
 
     def devices_now(self, slot: Slot) -> tuple[Device, ...]:
         """The slot's devices, if its time has come and they are idle."""
         ready = slot.start <= self._now and not slot.devices & ~self._idle
-        return self._map.devices_in(slot.devices) if ready else ()
+        return self._map.to_devices(slot.devices) if ready else ()
 
     # -- inside: time -------------------------------------------------------------------------
 
@@ -216,25 +218,25 @@ class Forecast:
 
     def _spare(self, job: Job, end: float) -> int:
         """Idle devices for the job that are kept for nobody until then."""
-        able = self._cluster.able(job).nodes
+        able = self._cluster.eligible(job).nodes
         free = self._idle & self._map.accepted(job, self._cluster) & ~self._kept(self._now, end)
         free &= ~self._crowded(job, able, self._now, end)
-        for node in self._cluster.those(able & self._cluster.with_idle(job.gpus)):
-            here = free & self._map.on(node.name)
+        for node in self._cluster.nodes_in(able & self._cluster.with_idle(job.gpus)):
+            here = free & self._map.on_node(node.name)
             if here.bit_count() >= job.gpus:
-                return lowest(here, job.gpus)
-        return lowest(free, job.gpus) if job.may_span_nodes and free.bit_count() >= job.gpus else 0
+                return lowest_bits(here, job.gpus)
+        return lowest_bits(free, job.gpus) if job.may_span_nodes and free.bit_count() >= job.gpus else 0
 
     def _choose(self, job: Job, free: int, start: float, end: float) -> int:
         """Devices for the job, of those free at the start, that are kept for nobody until the end. Of the
         possible choices, the one that leaves the most to those who can start now. The job did not fit a
         moment ago, so it does now only on nodes where something has just ended: no others are tried."""
-        fresh = self._map.nodes_of(self._freed[start] | self._vacated.get(start, 0))
-        nodes = fresh & self._cluster.able(job).nodes
-        places = [free & self._map.on(node.name) for node in self._cluster.those(nodes)]
+        fresh = self._map.to_nodes(self._freed[start] | self._vacated.get(start, 0))
+        nodes = fresh & self._cluster.eligible(job).nodes
+        places = [free & self._map.on_node(node.name) for node in self._cluster.nodes_in(nodes)]
         places = [place for place in places if place.bit_count() >= job.gpus]
         if job.may_span_nodes:
-            nodes = self._cluster.able(job).nodes
+            nodes = self._cluster.eligible(job).nodes
             places.append(free)
         if not places:
             return 0
@@ -250,7 +252,7 @@ class Forecast:
         """So many of these devices, idle ones last; fewer if there are not enough."""
         chosen, now = 0, self._freed[self._now]
         for some in (devices & ~now, devices & now & ~self._idle, devices & self._idle):
-            chosen |= lowest(some, count - chosen.bit_count())
+            chosen |= lowest_bits(some, count - chosen.bit_count())
         return chosen
 
     def _best_for(self, job: Job) -> int:
@@ -258,10 +260,10 @@ class Forecast:
         sound = self._map.accepted(job, self._cluster) & ~self._broken
         if job.may_span_nodes:
             return sound if sound.bit_count() >= job.gpus else 0
-        able = self._cluster.able(job).nodes
+        able = self._cluster.eligible(job).nodes
         for idle in range(job.gpus, -1, -1):
-            for node in self._cluster.those(able & self._cluster.with_idle(idle)):
-                here = sound & self._map.on(node.name)
+            for node in self._cluster.nodes_in(able & self._cluster.with_idle(idle)):
+                here = sound & self._map.on_node(node.name)
                 if here.bit_count() >= job.gpus:
                     return here
         return 0
@@ -269,12 +271,12 @@ class Forecast:
     @cached_property
     def _broken(self) -> int:
         """What is sick or on a node that is down."""
-        return self._map.broken(self._cluster)
+        return self._map.unavailable(self._cluster)
 
     def _usable(self, devices: tuple[Device, ...]) -> int:
         """Those of the devices that somebody else can have after their present holder."""
         known, nodes = self._cluster.devices, self._cluster.nodes
-        return self._map.set_of(
+        return self._map.to_set(
             device
             for device in devices
             if device.id in known and known[device.id].healthy and nodes[device.node].up
@@ -284,16 +286,16 @@ class Forecast:
         """The devices on those of the nodes that have too little beside them for the job."""
         devices = 0
         if job.cpus or job.ram_mb:
-            for node in self._cluster.those(nodes):
+            for node in self._cluster.nodes_in(nodes):
                 if not self._has_host_room(job, node, start, end):
-                    devices |= self._map.on(node.name)
+                    devices |= self._map.on_node(node.name)
         return devices
 
     def _has_host_room(self, job: Job, node: NodeState, start: float, end: float) -> bool:
         """Whether the node's processors and memory will suffice all the time."""
         if not (job.cpus or job.ram_mb):
             return True
-        here = self._map.on(node.name)
+        here = self._map.on_node(node.name)
         slots = [slot for slot in self.slots if slot.devices & here and slot.start < end and start < slot.end]
         holders = {job_id for state in node.devices for job_id in state.holders}
         others = [self._state.running[job_id] for job_id in holders]

@@ -133,7 +133,7 @@ class Division:
         if running:
             return running.devices[0].model
         cluster = self.state.cluster
-        node = next(cluster.those(cluster.able(job).nodes), None)
+        node = next(cluster.nodes_in(cluster.eligible(job).nodes), None)
         devices = [each.device for each in node.devices] if node else []
         return next((device.model for device in devices if job.accepts(device)), "")
 

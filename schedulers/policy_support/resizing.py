@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from gpu_flows.schedulers.model import Device, Job, Running
-from gpu_flows.schedulers.placement.base import offered
+from gpu_flows.schedulers.placement.base import available_devices
 from gpu_flows.schedulers.policy import State
 from gpu_flows.schedulers.policy_support.elastic import (
     Division,
@@ -113,7 +113,7 @@ class _Resize:
             usable = [device for device in running.devices if is_usable(self.state, device)]
             usable.sort(key=lambda device: -crowd[device.node])
             kept = tuple(usable[:share])
-            if share and self.options.may_have(running.job, kept, self.cluster):
+            if share and self.options.are_available(running.job, kept, self.cluster):
                 self.draft.start(running.job, kept)
 
     def _serve(self, strict: bool) -> None:
@@ -161,15 +161,17 @@ class _Resize:
         if job.may_span_nodes:
             return cluster.idle > 0
         beside, elsewhere = cluster.with_idle(1), cluster.with_idle(len(running.devices) + 1)
-        return bool(cluster.able(job).nodes & (beside & cluster.mask(running.nodes) | elsewhere))
+        return bool(cluster.eligible(job).nodes & (beside & cluster.node_set(running.nodes) | elsewhere))
 
     def _find(self, job: Job, count: int) -> tuple[Device, ...]:
         """So many devices for a job that holds none: those it had, others beside them, or any."""
         previous = self.before.get(job.id)
         if previous:
-            if len(previous.devices) == count and self.options.may_have(job, previous.devices, self.cluster):
+            if len(previous.devices) == count and self.options.are_available(
+                job, previous.devices, self.cluster
+            ):
                 return previous.devices
-            near = self._near(job, count, self.cluster.mask(previous.nodes))
+            near = self._near(job, count, self.cluster.node_set(previous.nodes))
             if near:
                 return near
         return self.options.place(job, self.cluster, count)
@@ -179,8 +181,12 @@ class _Resize:
         cluster, options = self.cluster, self.options
         found = options.place(job, cluster, count, home)
         if not found and job.may_span_nodes:
-            able = cluster.able(job).nodes & cluster.with_idle(1) & home
-            own = [device for node in cluster.those(able) for device in offered(node, job, count, options)]
+            able = cluster.eligible(job).nodes & cluster.with_idle(1) & home
+            own = [
+                device
+                for node in cluster.nodes_in(able)
+                for device in available_devices(node, job, count, options)
+            ]
             rest = options.place(job, cluster, count - len(own), ~home) if own else ()
             found = (*own, *rest) if rest else ()
         return found
@@ -188,7 +194,7 @@ class _Resize:
     def _make_room(self, job: Job, later: Sequence[Job]) -> bool:
         """Start the job on devices of those who come after it; where they go is seen when it is their
         turn."""
-        able = self.cluster.able(job).nodes
+        able = self.cluster.eligible(job).nodes
         freed: Counter[str] = Counter()  # by node; under "" in all
         holders: dict[str, list[Running]] = {}
         for other in reversed(later):
@@ -230,7 +236,7 @@ class _Resize:
             mark = self.draft.mark
             if running:
                 self.draft.preempt(job_id)
-            if not self.options.may_have(previous.job, previous.devices, self.cluster):
+            if not self.options.are_available(previous.job, previous.devices, self.cluster):
                 self.draft.undo(mark)
             else:
                 self.draft.start(previous.job, previous.devices)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from heapq import heapify, heappop, heapreplace
 from typing import Any
 
-from gpu_flows.schedulers.cluster.state import NodeState
+from gpu_flows.schedulers.cluster.node_state import NodeState
 from gpu_flows.schedulers.model import Device, Job, Running
 from gpu_flows.schedulers.placement.base import SharingOptions
 from gpu_flows.schedulers.placement.options import PlacementOptions
@@ -96,7 +96,7 @@ def serve_by_rank(state: State, options: PlacementOptions) -> None:
 def _former_place(state: State, options: PlacementOptions, job: Job) -> tuple[Device, ...]:
     """Where the job ran until this plan stopped it, if nobody took that meanwhile: it need not move."""
     devices = state.draft.previous(job.id)
-    return devices if devices and options.may_have(job, devices, state.cluster) else ()
+    return devices if devices and options.are_available(job, devices, state.cluster) else ()
 
 
 def somebody_behind(state: State, rank: Any) -> bool:
@@ -126,7 +126,7 @@ def _victims(state: State, rank: Any, job: Job, anywhere: bool) -> list[Running]
     """
     cluster = state.cluster
     wanted, by_node = job.gpus, not (anywhere and job.may_span_nodes)
-    able = cluster.able(job)
+    able = cluster.eligible(job)
     needs_host = bool(job.cpus or job.ram_mb)
     everywhere = sum(_idle(node, job, state) for node in cluster) if _is_picky(job) else cluster.idle
     has: dict[str, float] = {}  # what a node would have
@@ -163,7 +163,7 @@ def _is_picky(job: Job) -> bool:
 
 def _idle(node: NodeState, job: Job, state: State) -> int:
     """How many idle devices of the node the job accepts."""
-    if not node.idle or not _is_picky(job) or state.cluster.able(job).pure & node.bit:
+    if not node.idle or not _is_picky(job) or state.cluster.eligible(job).accepts_all & node.bit:
         return node.idle
     return sum(1 for each in node.devices if each.healthy and not each.holders and job.accepts(each.device))
 
@@ -179,7 +179,7 @@ def _useful(job: Job, running: Running, state: State) -> dict[str, int]:
     """How many devices on which nodes the job would gain, were this one stopped."""
     cluster = state.cluster
     nodes, devices = cluster.nodes, cluster.devices
-    if cluster.is_sound and not _is_picky(job):
+    if cluster.is_healthy and not _is_picky(job):
         return running.by_node
     counts: dict[str, int] = {}
     for device in running.devices:

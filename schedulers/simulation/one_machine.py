@@ -1,6 +1,6 @@
-"""One machine that does at most 1 work per second: what it can do for jobs at the very best.
+"""Lower bounds for one machine that does at most 1 work per second.
 
-`bounds` turns a cluster into such machines; here is what can be proven about one of them.
+`bounds` converts a cluster to such machines.
 """
 
 from __future__ import annotations
@@ -17,23 +17,26 @@ from gpu_flows.schedulers.model import Job
 
 Floats = NDArray[np.float64]
 
-ROUNDING = 1e-9  # this part of each bound is given away: float noise must not lift one above the optimum
+ROUNDING = 1e-9  # each bound is reduced by this part, so that rounding never lifts it above the optimum
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Machine:
-    """It does 1 work per second at most, and whatever the cluster can do to these jobs, it can do."""
+    """A machine that does at most 1 work per second and could carry out every schedule of the cluster."""
 
     name: str
     jobs: list[Job]
     release: Floats
     work: Floats
-    fastest: Floats  # never less than `work`, as even alone it takes the machine that long
+    fastest: Floats  # never less than `work`, because the machine takes that long for a job alone
 
     def makespan(self, first: float) -> tuple[float, str]:
-        """At time t a job is done to (t - release) / fastest at most. That leaves some work of all jobs, so
-        the end is at t + left(t) or later, for any t at which some job cannot have ended yet. In between
-        the times at which a job is released or could first end this is linear: try those."""
+        """Return a bound on the makespan and an explanation.
+
+        At time t, at most (t - release) / fastest of a job is done. The rest of all jobs is left(t), so the
+        end is at t + left(t) or later, for any t at which some job cannot have ended. Between the times at
+        which a job is released or could first end this is linear, so only those times are tried.
+        """
         release, ends = self.release - first, self.release + self.fastest - first
         longest = int(np.argmax(ends))
         slope = np.divide(self.work, self.fastest, out=np.zeros(len(ends)), where=self.fastest > 0)
@@ -45,26 +48,26 @@ class Machine:
         end = float(times[best] + left[best]) * (1 - ROUNDING)
         if end > ends[longest]:
             return end, f"{left[best]:,.0f} s of work for {self.name} are left at second {times[best]:,.0f}"
-        why = f"job {self.jobs[longest].id} comes at second {release[longest]:,.0f} and runs for "
-        return float(ends[longest]), why + f"{self.fastest[longest]:,.0f} s"
+        explanation = f"job {self.jobs[longest].id} arrives at second {release[longest]:,.0f} and runs for "
+        return float(ends[longest]), explanation + f"{self.fastest[longest]:,.0f} s"
 
     def turnaround(self) -> tuple[float, str]:
-        """Of all jobs together."""
+        """Return a bound on the sum of all turnarounds and an explanation."""
         alone = float(self.fastest.sum())
         busy = self.work > 0
         release = self.release[busy] - self.release.min()
         work, fastest = self.work[busy], self.fastest[busy]
-        waiting = _Fluid(release, work, fastest).waiting() * (1 - ROUNDING)
+        waiting = _Fluid(release, work, fastest).total_wait() * (1 - ROUNDING)
         in_turn = alone - float(fastest.sum()) + _shortest_remaining_first(release, work) * (1 - ROUNDING)
         if in_turn > alone + waiting:
-            return in_turn, f"one after the other on {self.name}, the one with the least work left first"
+            return in_turn, f"one after the other on {self.name}, the least remaining work first"
         if waiting > alone * ROUNDING:
             return alone + waiting, f"each job's fastest time, and waiting for {self.name}"
         return alone, "each job's fastest time"
 
 
-def undominated(machines: list[Machine]) -> list[Machine]:
-    """Without those for which every job is no more work than for another one: they bound nothing better."""
+def drop_dominated(machines: list[Machine]) -> list[Machine]:
+    """Drop the machines on which no job is more work than on another one: their bounds are not better."""
     kept: list[Machine] = []
     for machine in sorted(machines, key=lambda machine: -machine.work.sum()):
         if not any(np.all(machine.work <= other.work) for other in kept):
@@ -73,35 +76,36 @@ def undominated(machines: list[Machine]) -> list[Machine]:
 
 
 def _shortest_remaining_first(release: Floats, work: Floats) -> float:
-    """The least sum of turnarounds on one machine: there, no order is better than the job with the least
-    work left first (Schrage 1968)."""
+    """Return the least sum of turnarounds on one machine. Shortest remaining work first is the best order
+    there (Schrage 1968)."""
     order = np.argsort(release)
-    left: list[float] = []  # of the jobs that are there, as a heap
+    left: list[float] = []  # remaining work of the jobs that have arrived, as a heap
     now = ended = 0.0
-    for arrives, job in zip([*release[order].tolist(), inf], [*work[order].tolist(), inf], strict=True):
-        while left and now + left[0] <= arrives:
+    for arrival, job_work in zip([*release[order].tolist(), inf], [*work[order].tolist(), inf], strict=True):
+        while left and now + left[0] <= arrival:
             now += heappop(left)
             ended += now
         if left:
-            heapreplace(left, left[0] - (arrives - now))
-        now = arrives
-        heappush(left, job)
+            heapreplace(left, left[0] - (arrival - now))
+        now = arrival
+        heappush(left, job_work)
     return ended - float(release.sum())
 
 
 class _Fluid:
-    """The least that jobs wait on one machine, on top of their own fastest times, summed over all jobs.
+    """The least total time that jobs wait on one machine, in addition to their own fastest times.
 
     A job makes progress at a rate of 1/fastest at most. So no part of it is done before it would be done
-    at just this rate from its release on: think of its work as fluid that flows in like that. And if M is
-    the mean time at which its work is done, which is never denser than this, it ends at M + fastest/2 or
-    later. Both together:
+    at exactly this rate from its release on. The model treats its work as fluid that flows in at this rate.
+    Let M be the mean time at which the work of the job is done. The work is never done faster than at this
+    rate, so the job ends at M + fastest/2 or later. Both together:
 
-        turnaround >= fastest + mean time that the drops of its fluid wait
+        turnaround >= fastest + mean time that the fluid of the job waits
 
-    A drop weighs its part of the job, 1/work. The machine may serve any drop that is there, so the weighted
-    wait is least if the heaviest always goes first (else exchange two drops): the job of least work, whose
-    number here is its rank. And the wait of all drops is what waits, added up over time.
+    A unit of fluid has the weight 1/work. The machine may serve any fluid that has flowed in, so the weighted
+    wait is least if the heaviest fluid is always served first (otherwise exchange two units). That is the job
+    with the least work; jobs are numbered in this order. The total wait is the weighted amount of waiting
+    fluid, integrated over time.
     """
 
     def __init__(self, release: Floats, work: Floats, fastest: Floats) -> None:
@@ -111,27 +115,29 @@ class _Fluid:
         self.rate: list[float] = (work[rank] / fastest[rank]).tolist()
         self.work: list[float] = work[rank].tolist()
         self.flows = [False] * len(work)
-        self.parked = [(0.0, 0.0)] * len(work)  # since when it is behind, and what waited then
+        self.parked = [(0.0, 0.0)] * len(
+            work
+        )  # for a job behind the front: since when, and how much of it waited then
         self.none = len(work)
-        self.ahead: list[int] = []  # are served as they flow in; sorted
-        self.front = self.none  # gets what those ahead leave of the machine
-        self.behind: list[int] = []  # get nothing; a heap
-        self.room = 1.0  # what those ahead leave
-        self.level = 0.0  # what waits of the front
+        self.ahead: list[int] = []  # jobs served at the rate at which they flow in; sorted
+        self.front = self.none  # the job that gets the rest of the machine
+        self.behind: list[int] = []  # jobs that get nothing; a heap
+        self.room = 1.0  # the rate that the jobs ahead leave
+        self.level = 0.0  # how much of the front waits
         self.now = self.waited = 0.0
 
-    def waiting(self) -> float:
-        order = np.argsort(self.events, kind="stable")  # stable: no job ends before its release
+    def total_wait(self) -> float:
+        order = np.argsort(self.events, kind="stable")  # stable: a job never ends before its release
         for event, time in zip(order.tolist(), self.events[order].tolist(), strict=True):
-            self._serve(time)
+            self._serve_until(time)
             if event < self.none:
-                self._flow_in(event)
+                self._start_flow(event)
             else:
-                self._dry_up(event - self.none)
-        self._serve(inf)
+                self._stop_flow(event - self.none)
+        self._serve_until(inf)
         return self.waited
 
-    def _serve(self, until: float) -> None:
+    def _serve_until(self, until: float) -> None:
         while self.front < self.none and self.now < until:
             growth = self.rate[self.front] * self.flows[self.front] - self.room
             step = until - self.now
@@ -145,7 +151,7 @@ class _Fluid:
                 self._advance()
         self.now = until
 
-    def _flow_in(self, job: int) -> None:
+    def _start_flow(self, job: int) -> None:
         self.flows[job] = True
         if job > self.front:
             self._park(job, 0.0)
@@ -158,7 +164,7 @@ class _Fluid:
             self.front, self.level = self.ahead.pop(), 0.0
             self.room = self.room + self.rate[self.front] if self.ahead else 1.0
 
-    def _dry_up(self, job: int) -> None:
+    def _stop_flow(self, job: int) -> None:
         self.flows[job] = False
         if job < self.front:
             del self.ahead[bisect_left(self.ahead, job)]
@@ -169,7 +175,7 @@ class _Fluid:
         heappush(self.behind, job)
 
     def _advance(self) -> None:
-        """Nothing of the front waits any more: the next one comes to the front."""
+        """Make the next job the front, because nothing of the present front waits."""
         if self.flows[self.front]:
             self.ahead.append(self.front)
             self.room -= self.rate[self.front]

@@ -1,7 +1,7 @@
-"""How fast jobs of a kind run on so many devices of a model: measured tables, and what to assume beyond.
+"""Profiles: how fast jobs of a kind run on a number of devices of a model.
 
-A speed is relative to what the job does on exactly the devices it asks for, of the reference model:
-there it is 1. Live policies and the simulator read the same tables.
+A speed is relative to the speed on exactly the devices that the job asks for, of the reference
+model, which is 1. Live policies and the simulator use the same profiles.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ SCHEDULEARN_SECONDS: dict[str, dict[int, float]] = {
     "mxnet-mnist": {1: 28.6, 2: 24.3, 3: 22.2, 4: 21.5},
     "pytorch-resnet": {1: 312.9, 2: 250.4, 3: 216.2, 4: 194.6},
 }
-"""Measured by Schedulearn on GTX 1080 Ti cards: seconds that a job takes on so many of them."""
+"""Measured by Schedulearn on GTX 1080 Ti cards: kind -> devices -> seconds that the job takes."""
 
 
 @dataclass(frozen=True)
 class Profile:
-    """Throughputs by kind, model and number of devices. An empty model or kind stands for every other;
-    on a model that nothing is said of, jobs run as on the reference model.
+    """Throughputs by kind, model and number of devices. An empty kind or model means every other one.
+    On a model without an entry, jobs run as on the reference model.
 
-    Between measured numbers of devices throughput is interpolated; beyond the last one every further
-    device adds as much as the last step did, which is never more than the first device gives.
+    Throughput is interpolated between the measured numbers of devices. Beyond the largest of them,
+    every further device adds as much as the last step did, but at most what the first device adds.
     """
 
     throughput: Mapping[tuple[str, str], Mapping[int, float]] = field(default_factory=dict)
-    reference: str = ""  # the model on which durations of traces are meant
+    reference: str = ""  # the model to which the durations of traces refer
 
     def speed(self, job: Job, model: str, gpus: int) -> float:
         if model == self.reference and gpus == job.gpus:
@@ -42,10 +42,10 @@ class Profile:
         return here / there if there else 0.0
 
     def _rate(self, kind: str, model: str, gpus: int) -> float:
-        return _along(self._curve(kind, model), gpus)
+        return _interpolate(self._curve(kind, model), gpus)
 
     def _curve(self, kind: str, model: str) -> tuple[tuple[int, float], ...]:
-        for named in (kind, ""):  # never one model by its kind and another by all kinds: units may differ
+        for named in (kind, ""):  # never mix the two for one job: their units may differ
             for key in ((named, model), (named, ""), (named, self.reference)):
                 measured = self.throughput.get(key)
                 if measured:
@@ -54,8 +54,8 @@ class Profile:
 
 
 @cache
-def _along(curve: tuple[tuple[int, float], ...], gpus: int) -> float:
-    """The throughput on so many devices, by the measured points of a curve."""
+def _interpolate(curve: tuple[tuple[int, float], ...], gpus: int) -> float:
+    """Return the throughput on `gpus` devices from the measured points of a curve."""
     if gpus <= 0:
         return 0.0
     below = [(0, 0.0)] + [point for point in curve if point[0] <= gpus]

@@ -1,11 +1,11 @@
-"""The simulated driver: the live engine and policies, fed by a heap instead of a clock.
+"""The simulator: the live engine and policies, driven by a heap of events instead of a clock.
 
-    arrivals, ends, failures, wake-ups --> engine.tick --> starts, preemptions, refusals
-              ^                                                     |
-              +---------------- the world says how long ------------+
+    arrivals, ends, breakdowns, wake-ups --> engine.tick --> starts, preemptions, refusals
+              ^                                                      |
+              +----------- conditions: when does the job end? -------+
 
-Everything that happens at one moment is told to the engine before it plans: first what ends, then
-what breaks or comes back, then what arrives.
+The engine receives all events of one moment before it plans: first ends, then breakdowns and
+repairs, then arrivals.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from heapq import heappop, heappush
 from gpu_flows.schedulers.engine import Engine, Refuse
 from gpu_flows.schedulers.model import Device, Node, Preempt, Reason, Running, Start
 from gpu_flows.schedulers.policy import Policy
+from gpu_flows.schedulers.simulation.conditions import Breakdown, Conditions
 from gpu_flows.schedulers.simulation.estimates import Estimates, Oracle
-from gpu_flows.schedulers.simulation.world import Breakdown, World
 from gpu_flows.schedulers.workload import Arrival
 
-QUIET = 5_000  # events in a row in which no job comes or ends: time to see whether any gets further
+PROGRESS_CHECK_EVERY = 5_000  # events in a row without an arrival or an end
 
 
 @dataclass(slots=True)
 class Attempt:
-    """One stretch of a job on devices."""
+    """One attempt of a job, from its start to its stop."""
 
     job_id: str
     number: int
@@ -39,15 +39,15 @@ class Attempt:
 
 @dataclass(slots=True)
 class JobResult:
-    """What became of one job."""
+    """The outcome of one job."""
 
     arrival: Arrival
-    started: float | None = None  # first of all attempts
+    started: float | None = None  # of its first attempt
     ended: float | None = None
     ran_s: float = 0.0
     attempts: int = 0
     devices: tuple[Device, ...] = ()  # of the last attempt
-    trouble: Reason | None = None  # why it never ended
+    reason: Reason | None = None  # why it did not end
 
     @property
     def turnaround_s(self) -> float:
@@ -60,16 +60,16 @@ class JobResult:
 
 @dataclass(slots=True)
 class Simulation:
-    """A finished run."""
+    """The outcome of a whole simulation."""
 
     policy: str
     nodes: Sequence[Node]
     jobs: list[JobResult]
     attempts: list[Attempt] = field(default_factory=list)
     decisions: int = 0
-    preemptions: int = 0  # attempts that were stopped and had to wait
-    moves: int = 0  # attempts that were stopped and went on elsewhere, or with another size, at once
-    losses: int = 0  # attempts that broke down with their node or device
+    preemptions: int = 0  # attempts after which the job waited
+    moves: int = 0  # attempts after which the job continued at once, on other devices
+    losses: int = 0  # attempts that ended with a breakdown
     policy_error: str = ""
 
 
@@ -77,12 +77,13 @@ def simulate(
     arrivals: Iterable[Arrival],
     nodes: Sequence[Node],
     policy: Policy,
-    world: World | None = None,
+    conditions: Conditions | None = None,
     estimates: Estimates | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Simulation:
-    """Run the workload under the policy. `progress` hears how many jobs have ended, now and then."""
-    return _Run(arrivals, nodes, policy, world or World(), estimates or Oracle(), progress).run()
+    """Run the workload under the policy. `progress` is called now and then with the number of jobs that
+    have ended."""
+    return _Run(arrivals, nodes, policy, conditions or Conditions(), estimates or Oracle(), progress).run()
 
 
 class _Run:
@@ -91,28 +92,28 @@ class _Run:
         arrivals: Iterable[Arrival],
         nodes: Sequence[Node],
         policy: Policy,
-        world: World,
+        conditions: Conditions,
         estimates: Estimates,
         progress: Callable[[int], None] | None,
     ) -> None:
-        self._arrivals = sorted(arrivals, key=lambda each: (each.job.submitted, each.job.order))
-        self._world, self._estimates, self._progress = world, estimates, progress
-        self._plain = world.is_plain
-        self._engine = Engine(nodes, policy, can_preempt=True, speed=world.profile.speed)
-        self._results = {each.job.id: JobResult(each) for each in self._arrivals}
+        self._arrivals = sorted(arrivals, key=lambda arrival: (arrival.job.submitted, arrival.job.order))
+        self._conditions, self._estimates, self._progress = conditions, estimates, progress
+        self._keeps_durations = conditions.keep_durations
+        self._engine = Engine(nodes, policy, can_preempt=True, speed=conditions.profile.speed)
+        self._results = {arrival.job.id: JobResult(arrival) for arrival in self._arrivals}
         if len(self._results) != len(self._arrivals):
-            raise ValueError("The workload names a job twice; every job needs an id of its own.")
-        self._found = Simulation(policy.name, nodes, list(self._results.values()))
+            raise ValueError("The workload has two jobs with the same id. Every job needs an id of its own.")
+        self._simulation = Simulation(policy.name, nodes, list(self._results.values()))
         self._ends: list[tuple[float, int, str, Running]] = []
-        self._due: dict[str, float] = {}  # job id -> when it will end as things stand
+        self._due: dict[str, float] = {}  # job id -> when it ends at its present rate
         self._pushed = 0
         self._ended = 0
-        self._unsaved: set[str] = set()  # whose last attempt broke down
-        self._furthest: dict[str, float] = {}  # how much of it a job ever had done, when last looked at
+        self._unsaved: set[str] = set()  # jobs whose last attempt ended with a breakdown
+        self._furthest: dict[str, float] = {}  # the most work a job had done at any progress check
 
     def run(self) -> Simulation:
         engine, arrivals, ends = self._engine, self._arrivals, self._ends
-        breakdowns = self._world.breakdowns(self._found.nodes)
+        breakdowns = self._conditions.breakdowns(self._simulation.nodes)
         next_arrival, quiet, ended, endless = 0, 0, 0, False
         while True:
             arrival_at = arrivals[next_arrival].job.submitted if next_arrival < len(arrivals) else math.inf
@@ -126,29 +127,29 @@ class _Run:
             while ends and ends[0][0] == now:
                 self._end(*heappop(ends))
             if breakdowns and breakdowns.next_at <= now:
-                self._break(now, breakdowns.pop())
+                self._apply_breakdown(now, breakdowns.pop())
             while next_arrival < len(arrivals) and arrivals[next_arrival].job.submitted == now:
-                engine.submit(self._estimates.known(arrivals[next_arrival]))
+                engine.submit(self._estimates.job_for_policy(arrivals[next_arrival]))
                 next_arrival += 1
             actions = engine.tick(now)
-            self._found.decisions += 1
+            self._simulation.decisions += 1
             for action in actions:
                 if isinstance(action, Start):
                     self._start(action, now)
                 elif isinstance(action, Preempt):
-                    self._close(action.running, now, "preempted")
+                    self._close_attempt(action.running, now, "preempted")
                 else:
                     self._refuse(action)
             quiet = quiet + 1 if next_arrival == len(arrivals) and self._ended == ended else 0
             ended = self._ended
-            endless = quiet > 0 and quiet % QUIET == 0 and not self._gets_further(now)
+            endless = quiet > 0 and quiet % PROGRESS_CHECK_EVERY == 0 and not self._has_progress(now)
             if endless:
                 break
         self._report_unfinished(endless)
-        self._found.policy_error = engine.policy_error
-        return self._found
+        self._simulation.policy_error = engine.policy_error
+        return self._simulation
 
-    # -- what happens -------------------------------------------------------------------------
+    # -- events -------------------------------------------------------------------------------
 
     def _start(self, start: Start, now: float) -> None:
         job = start.job
@@ -158,12 +159,12 @@ class _Run:
         result.attempts += 1
         if result.started is None:
             result.started = now
-        world = self._world
-        if not self._plain or len(start.devices) != job.gpus:
-            pause = world.pause_s(before, start.devices, job.id not in self._unsaved)
+        conditions = self._conditions
+        if not self._keeps_durations or len(start.devices) != job.gpus:
+            pause = conditions.pause_s(before, start.devices, job.id not in self._unsaved)
             self._unsaved.discard(job.id)
-            self._engine.paced(job.id, now, world.rate(job, start.devices, self._engine), pause)
-            self._repace_neighbours(running, now)
+            self._engine.paced(job.id, now, conditions.rate(job, start.devices, self._engine), pause)
+            self._update_rates(running, now)
         self._expect_end(running)
 
     def _expect_end(self, running: Running) -> None:
@@ -176,7 +177,7 @@ class _Run:
             heappush(self._ends, (end, self._pushed, job_id, running))
 
     def _next_end(self) -> float:
-        """When the next job ends. Entries that something overtook are dropped on the way."""
+        """Return when the next job ends. Drop outdated entries of the heap on the way."""
         ends, running = self._ends, self._engine.running
         while ends:
             end, _, job_id, entry = ends[0]
@@ -191,73 +192,75 @@ class _Run:
         self._engine.ended(job_id)
         result = self._results[job_id]
         result.ended = now
-        self._close(running, now, "completed")
+        self._close_attempt(running, now, "completed")
         self._estimates.learn(result.arrival)
         self._ended += 1
         if self._progress and self._ended % 256 == 0:
             self._progress(self._ended)
 
-    def _close(self, running: Running, now: float, outcome: str) -> None:
+    def _close_attempt(self, running: Running, now: float, outcome: str) -> None:
         job_id = running.job.id
         self._results[job_id].ran_s += now - running.since
         if outcome == "preempted":
-            # The engine has it back in line, or on other devices already.
-            moves = job_id in self._engine.running
-            self._found.moves += moves
-            self._found.preemptions += not moves
+            # By now the engine has put the job back in the queue or started it on other devices.
+            has_moved = job_id in self._engine.running
+            self._simulation.moves += has_moved
+            self._simulation.preemptions += not has_moved
         attempt = Attempt(job_id, running.attempt, running.since, now, running.devices, outcome)
-        self._found.attempts.append(attempt)
-        if not self._plain:
-            self._repace_neighbours(running, now)
+        self._simulation.attempts.append(attempt)
+        if not self._keeps_durations:
+            self._update_rates(running, now)
 
     def _refuse(self, refusal: Refuse) -> None:
-        self._results[refusal.job.id].trouble = refusal.reason
+        self._results[refusal.job.id].reason = refusal.reason
 
-    def _break(self, now: float, breakdown: Breakdown) -> None:
-        """A node or device goes, with the jobs on it, or comes back."""
+    def _apply_breakdown(self, now: float, breakdown: Breakdown) -> None:
+        """Take a node or device down, with the jobs on it, or bring it back up."""
         engine = self._engine
         if breakdown.device:
-            engine.set_health(breakdown.device, breakdown.back, "" if breakdown.back else "it broke down")
+            engine.set_health(
+                breakdown.device, breakdown.repaired, "" if breakdown.repaired else "it broke down"
+            )
         else:
-            engine.set_node(breakdown.node, breakdown.back, "" if breakdown.back else "it broke down")
-        if breakdown.back:
+            engine.set_node(breakdown.node, breakdown.repaired, "" if breakdown.repaired else "it broke down")
+        if breakdown.repaired:
             return
         for running in list(engine.running.values()):
             if any(breakdown.hits(device) for device in running.devices):
-                self._found.losses += 1
+                self._simulation.losses += 1
                 self._unsaved.add(running.job.id)
-                progress = self._world.kept(running, now)
+                progress = self._conditions.progress_after_breakdown(running, now)
                 engine.requeue(running.job.id, progress)
-                self._close(running, now, "lost")
+                self._close_attempt(running, now, "lost")
 
-    def _repace_neighbours(self, running: Running, now: float) -> None:
-        """Who shares a device with this job goes faster or slower from now on."""
+    def _update_rates(self, running: Running, now: float) -> None:
+        """Update the rates of the jobs that share a device with this job."""
         engine = self._engine
-        neighbours = {
+        sharing = {
             holder
             for device in running.devices
             for holder in engine.cluster.devices[device.id].holders
             if holder != running.job.id
         }
-        for job_id in sorted(neighbours):
+        for job_id in sorted(sharing):
             other = engine.running[job_id]
-            rate = self._world.rate(other.job, other.devices, engine)
+            rate = self._conditions.rate(other.job, other.devices, engine)
             if rate != other.rate:
                 engine.paced(job_id, now, rate, max(0.0, other.rated - now))
                 self._expect_end(other)
 
     def _report_unfinished(self, endless: bool) -> None:
-        """Whoever is left says why: no job is dropped in silence."""
+        """Set the reason of every job that did not end."""
         never = Reason(
-            "endless", "It would never end: nobody who runs gets any further, or all of it is lost."
+            "endless", "It would never end: no running job makes progress, or breakdowns undo all of it."
         )
         for job, reason in self._engine.reasons():
-            self._results[job.id].trouble = never if endless else reason
+            self._results[job.id].reason = never if endless else reason
         for job_id in self._engine.running:
-            self._results[job_id].trouble = never
+            self._results[job_id].reason = never
 
-    def _gets_further(self, now: float) -> bool:
-        """Whether any running job has more of it done than it ever had when this was asked."""
+    def _has_progress(self, now: float) -> bool:
+        """Whether any running job has done more work than at any earlier check."""
         further = False
         for job_id, running in self._engine.running.items():
             done = running.work(now)

@@ -1,9 +1,9 @@
-"""What came of a simulation, in figures: the summary, a row for every job, and device use over time.
+"""The figures of a simulation: the summary, a row for every job, and device use over time.
 
 turnaround = end - submission; queueing = turnaround - time on devices; makespan = last end - first
-submission. All of them are about the jobs that finished. Percentiles are nearest-rank: the p90 is
-the turnaround of a real job, and nine in ten jobs took no longer. A deadline is missed by a job that
-ended later, or never.
+submission. All of them count only finished jobs. Percentiles are nearest-rank: the p90 is the
+turnaround of a real job, and nine in ten jobs took no longer. A job misses its deadline if it ends
+later or does not end.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ FINISHED, IMPOSSIBLE, UNFINISHED = "finished", "impossible", "unfinished"
 
 Floats = NDArray[np.float64]
 
-CLOCK_NOISE_S = 1e-6  # sums of times are not exact: so little too late is in time
+CLOCK_NOISE_S = 1e-6  # sums of floats are not exact, so allow for a little delay
 
 
 class JobsLost(Exception):
-    """The simulation says of some job neither that it ended nor why it did not. Always our mistake."""
+    """A job has neither ended nor a reason why not. This is a bug in the simulator."""
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """One simulation in numbers. Times are NaN if no job finished."""
+    """The figures of a simulation. Times are NaN if no job finished."""
 
     jobs: int
     finished: int
@@ -41,10 +41,10 @@ class Summary:
     p90_turnaround_s: float
     p99_turnaround_s: float
     avg_queueing_s: float
-    utilization: float  # of all devices over the makespan: how busy the jobs keep those that they hold
+    utilization: float  # mean utilization of all devices over the makespan
     preemptions: int
     events: int  # arrivals, starts and stops
-    allocation: float  # of all devices over the makespan: how many are held
+    allocation: float  # held part of all devices over the makespan
     moves: int
     losses: int
     impossible: int
@@ -55,10 +55,10 @@ class Summary:
     deadlines_missed: int
 
 
-def summarize(simulation: Simulation, use: Use | None = None) -> Summary:
-    """The figures of a run. Raises JobsLost unless every job is accounted for.
+def summarize(simulation: Simulation, use: DeviceUse | None = None) -> Summary:
+    """Compute the figures of a simulation. Raises JobsLost if a job has no outcome.
 
-    Whoever has the use of the devices at hand already may save the time to work it out again.
+    `use` is the result of `device_use`, if the caller has computed it already.
     """
     ended = [job for job in simulation.jobs if job.ended is not None]
     outcomes = [outcome(job) for job in simulation.jobs]
@@ -66,7 +66,9 @@ def summarize(simulation: Simulation, use: Use | None = None) -> Summary:
     unfinished = outcomes.count(UNFINISHED)
     if finished + impossible + unfinished != len(simulation.jobs):
         lost = [job.arrival.job.id for job in simulation.jobs if not outcome(job)]
-        raise JobsLost(f"{len(lost)} of {len(simulation.jobs)} jobs got lost: {', '.join(lost[:5])} ...")
+        raise JobsLost(
+            f"{len(lost)} of {len(simulation.jobs)} jobs have no outcome: {', '.join(lost[:5])} ..."
+        )
     use = use or device_use(simulation)
     turnarounds = np.sort(turnarounds_s(simulation))
     makespan_s = makespan(ended)
@@ -97,16 +99,16 @@ def summarize(simulation: Simulation, use: Use | None = None) -> Summary:
 
 
 def outcome(job: JobResult) -> str:
-    """What became of a job; empty if nobody knows, which must not be."""
+    """Return the outcome of a job; empty if it is unknown, which is a bug."""
     if job.ended is not None:
-        return FINISHED if job.trouble is None else ""
-    if job.trouble is None:
+        return FINISHED if job.reason is None else ""
+    if job.reason is None:
         return ""
-    return IMPOSSIBLE if job.trouble.code == "impossible" else UNFINISHED
+    return IMPOSSIBLE if job.reason.code == "impossible" else UNFINISHED
 
 
 def missed_deadline(job: JobResult) -> bool | None:
-    """Whether it ended too late, or never. None if there is no deadline to miss."""
+    """Whether the job ended after its deadline or did not end; None if it has no deadline."""
     deadline = job.arrival.job.deadline
     if deadline is None:
         return None
@@ -114,13 +116,13 @@ def missed_deadline(job: JobResult) -> bool | None:
 
 
 def makespan(ended: Sequence[JobResult]) -> float:
-    """From the first submission to the last end."""
+    """Return the time from the first submission to the last end."""
     ends = [job.ended for job in ended if job.ended is not None]
     return max(ends) - min(job.arrival.job.submitted for job in ended) if ends else math.nan
 
 
 def turnarounds_s(simulation: Simulation) -> Floats:
-    """Of the finished jobs, in arrival order."""
+    """Return the turnarounds of the finished jobs in arrival order."""
     return np.array([job.turnaround_s for job in simulation.jobs if job.ended is not None])
 
 
@@ -135,14 +137,14 @@ def _percentile(ascending: Floats, percent: int) -> float:
 
 # -- a row for every job ----------------------------------------------------------------------
 
-ROW = (
+JOB_COLUMNS = (
     *("job_id", "user", "gpus", "submit", "start", "end", "turnaround", "queueing", "attempts"),
     *("devices", "outcome", "reason", "deadline", "priority", "missed"),
 )
 
 
-def rows(simulation: Simulation) -> Iterator[tuple[object, ...]]:
-    """The jobs in arrival order, each with the values that ROW names. None where nothing came of it."""
+def job_rows(simulation: Simulation) -> Iterator[tuple[object, ...]]:
+    """Yield the values of JOB_COLUMNS for each job in arrival order; None for a value that is missing."""
     for result in simulation.jobs:
         job, done = result.arrival.job, result.ended is not None
         yield (
@@ -157,7 +159,7 @@ def rows(simulation: Simulation) -> Iterator[tuple[object, ...]]:
             result.attempts,
             [device.id for device in result.devices],
             outcome(result),
-            str(result.trouble or ""),
+            str(result.reason or ""),
             job.deadline,
             job.priority,
             missed_deadline(result),
@@ -168,18 +170,19 @@ def rows(simulation: Simulation) -> Iterator[tuple[object, ...]]:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Use:
-    """When devices were held: one stretch of one device an entry, cut where its jobs change."""
+class DeviceUse:
+    """When devices were held. Each entry of the arrays is an interval in which one device has the same
+    holders."""
 
-    devices: int  # how many there are
-    device: NDArray[np.int64]  # which one, counted through all nodes
+    devices: int  # number of devices in the cluster
+    device: NDArray[np.int64]  # number of the device, node by node
     since: Floats
     until: Floats
-    load: Floats  # 0 to 1: how busy its jobs keep the device; several share one up to its limit
+    load: Floats  # utilization of the device by all its jobs, 0 to 1
 
     @property
     def held_s(self) -> float:
-        """Device-seconds; a device that several jobs share counts once."""
+        """Held device-seconds. A device that several jobs share counts once."""
         return float((self.until - self.since).sum())
 
     @property
@@ -187,7 +190,7 @@ class Use:
         return float(((self.until - self.since) * self.load).sum())
 
     def over_time(self, edges: Floats) -> Floats:
-        """The mean utilization of all devices between each two edges, from 0 to 1."""
+        """Return the mean utilization of all devices between each two edges, from 0 to 1."""
         times = np.concatenate([self.since, self.until])
         order = np.argsort(times)
         times, busy = times[order], np.concatenate([self.load, -self.load])[order].cumsum()
@@ -196,9 +199,9 @@ class Use:
         return np.asarray(np.clip(share, 0.0, 1.0), float)
 
 
-def device_use(simulation: Simulation) -> Use:
-    """Walks each device through time, once for all of them: at every start or stop on it the number
-    of its jobs, and how busy they keep it, changes."""
+def device_use(simulation: Simulation) -> DeviceUse:
+    """Compute when each device was held and how much it was used. Every start or stop on a device ends
+    one interval and begins another."""
     numbers = {device.id: number for number, device in enumerate(all_devices(simulation.nodes))}
     load_of = {job.arrival.job.id: job.arrival.utilization / 100 for job in simulation.jobs}
     attempts = simulation.attempts
@@ -213,6 +216,6 @@ def device_use(simulation: Simulation) -> Use:
     device, time = device[order], time[order]
     jobs = np.concatenate([np.ones(len(held), int), -np.ones(len(held), int)])[order].cumsum()
     busy = np.concatenate([load, -load])[order].cumsum()
-    # the last stop on a device leaves no job on it, so no stretch reaches over to the next device
+    # no job is left after the last stop on a device, so no interval extends to the next device
     kept = np.flatnonzero(jobs[:-1] > 0) if len(jobs) else np.array([], int)
-    return Use(len(numbers), device[kept], time[kept], time[kept + 1], np.clip(busy[kept], 0.0, 1.0))
+    return DeviceUse(len(numbers), device[kept], time[kept], time[kept + 1], np.clip(busy[kept], 0.0, 1.0))

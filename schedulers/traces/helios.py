@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gpu_flows.schedulers.model import Job
-from gpu_flows.schedulers.traces.reading import Format
+from gpu_flows.schedulers.traces.format import Format
 from gpu_flows.schedulers.traces.table import Table
 from gpu_flows.schedulers.workload import Arrival
 
@@ -13,7 +13,7 @@ from gpu_flows.schedulers.workload import Arrival
 class Helios(Format):
     """SenseTime Helios 2020: cluster_log.csv with gpu_num, cpu_num, node_num, state and dates.
 
-    A job that ran on one node must do so again; cpu_num is spread evenly over its nodes.
+    A job that ran on one node may not span nodes; cpu_num is divided evenly among its nodes.
     """
 
     name = "helios"
@@ -23,17 +23,13 @@ class Helios(Format):
     )
 
     def arrivals(self, table: Table) -> Iterator[Arrival]:
-        job_id, user, gpu_num, cpu_num, node_num = table.at(
+        job_id, user, gpu_num, cpu_num, node_num = table.positions(
             "job_id", "user", "gpu_num", "cpu_num", "node_num"
         )
-        submit_time, duration = table.at("submit_time", "duration")
-        first = table.earliest(submit_time)
-        for row in table:
-            gpus = table.whole(row, gpu_num)
-            if not gpus:
-                table.skip("asks for no GPU")
-                continue
-            nodes = table.whole(row, node_num)
+        submit_time, duration = table.positions("submit_time", "duration")
+        first = table.earliest_date(submit_time)
+        for _, row, gpus in table.gpu_rows(gpu_num):
+            nodes = table.integer(row, node_num)
             job = Job(
                 table.text(row, job_id),
                 (table.date(row, submit_time) - first).total_seconds(),

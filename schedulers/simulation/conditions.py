@@ -1,6 +1,6 @@
-"""What the simulated cluster does to jobs: speeds, distances, neighbours, restarts and breakdowns.
+"""The conditions of a simulation: speeds, distances, sharing, restarts and breakdowns.
 
-Everything is a parameter. With none set a job runs for exactly as long as its trace says.
+By default a job runs for exactly the duration that its trace states.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Tiers:
-    """How much slower a job runs for being spread: across nodes of one rack, and across racks."""
+    """The slowdown of a job that spans the nodes of one rack, and of one that spans racks."""
 
     nodes: float = 1.0
     racks: float = 1.0
@@ -36,33 +36,33 @@ class Tiers:
 
 @dataclass(frozen=True)
 class Breakdown:
-    """A node, or one device of it, goes or comes back."""
+    """A node, or one device of it, breaks down or is repaired."""
 
     node: str
     device: str = ""  # empty: the whole node
-    back: bool = False
+    repaired: bool = False
 
     def hits(self, device: Device) -> bool:
         return device.id == self.device if self.device else device.node == self.node
 
 
 class Breakdowns:
-    """Each node and device breaks down and is repaired again and again, at random moments."""
+    """Breakdowns and repairs of every node and device, at random times, without end."""
 
-    def __init__(self, nodes: Sequence[Node], world: World) -> None:
-        self._random = random.Random(world.seed)
-        self._repair_s = world.repair_s
+    def __init__(self, nodes: Sequence[Node], conditions: Conditions) -> None:
+        self._random = random.Random(conditions.seed)
+        self._repair_s = conditions.repair_s
         self._queue: list[tuple[float, int, float, Breakdown]] = []
         for node in nodes:
-            if world.node_mtbf_s:
-                self._expect(0.0, world.node_mtbf_s, Breakdown(node.name))
-            if world.device_mtbf_s:
+            if conditions.node_mtbf_s:
+                self._schedule(0.0, conditions.node_mtbf_s, Breakdown(node.name))
+            if conditions.device_mtbf_s:
                 for device in node.devices:
-                    self._expect(0.0, world.device_mtbf_s, Breakdown(node.name, device.id))
+                    self._schedule(0.0, conditions.device_mtbf_s, Breakdown(node.name, device.id))
         heapify(self._queue)
 
-    def _expect(self, now: float, mtbf_s: float, breakdown: Breakdown) -> None:
-        mean = self._repair_s if breakdown.back else mtbf_s
+    def _schedule(self, now: float, mtbf_s: float, breakdown: Breakdown) -> None:
+        mean = self._repair_s if breakdown.repaired else mtbf_s
         after = self._random.expovariate(1 / mean) if mean else 0.0
         heappush(self._queue, (now + after, len(self._queue), mtbf_s, breakdown))
 
@@ -72,27 +72,29 @@ class Breakdowns:
 
     def pop(self) -> Breakdown:
         now, _, mtbf_s, breakdown = heappop(self._queue)
-        self._expect(now, mtbf_s, Breakdown(breakdown.node, breakdown.device, not breakdown.back))
+        self._schedule(now, mtbf_s, Breakdown(breakdown.node, breakdown.device, not breakdown.repaired))
         return breakdown
 
 
 @dataclass(frozen=True)
-class World:
+class Conditions:
+    """All parameters of a simulation except workload, cluster and policy."""
+
     profile: Profile = field(default_factory=Profile)
     tiers: Tiers = field(default_factory=Tiers)
-    interference: float = 0.0  # slowdown for each other job on a device; 1: they take turns
+    interference: float = 0.0  # slowdown for each other job on a device; with 1, jobs take turns
     checkpoint_s: float = 0.0  # time to save a job that is preempted
-    restart_s: float = 0.0  # time until a job that ran before gets work done again
-    migration_s: float = 0.0  # the same, on top, if it comes back on other nodes
-    checkpoint_every_s: float = 0.0  # what a breakdown costs at most; 0: everything was saved
+    restart_s: float = 0.0  # time until a job that ran before works again
+    migration_s: float = 0.0  # additional time if it restarts on other nodes
+    checkpoint_every_s: float = 0.0  # a breakdown loses at most this much work; 0: none
     node_mtbf_s: float = 0.0  # mean time between failures; 0: never
     device_mtbf_s: float = 0.0
     repair_s: float = 3600.0
     seed: int = 0
 
     @property
-    def is_plain(self) -> bool:
-        """Whether a job always runs at its own pace and never pays for a restart."""
+    def keep_durations(self) -> bool:
+        """Whether every job always runs at a rate of 1 and restarts take no time."""
         return (
             self.profile == Profile()
             and self.tiers == Tiers()
@@ -100,30 +102,31 @@ class World:
         )
 
     def rate(self, job: Job, devices: tuple[Device, ...], engine: Engine) -> float:
-        """Seconds of the job's work done in a second on these devices, with the neighbours it has."""
+        """Return the seconds of work that the job does in a second on these devices, with the jobs that
+        share them now."""
         if not devices:
             return 1.0
         slowest = min(self.profile.speed(job, model, len(devices)) for model in {d.model for d in devices})
         rate = slowest / self.tiers.slowdown(job, devices, engine)
-        crowd = max(len(engine.cluster.devices[device.id].holders) for device in devices)
-        return rate / (1 + self.interference * (crowd - 1))
+        holders = max(len(engine.cluster.devices[device.id].holders) for device in devices)
+        return rate / (1 + self.interference * (holders - 1))
 
     def pause_s(self, before: tuple[Device, ...], after: tuple[Device, ...], saved: bool) -> float:
-        """How long a job takes to get going on these devices, after it was stopped on those: nothing
-        the first time. The time to save it is paid here too, unless it broke down unsaved."""
+        """Return how long a job takes to work again after it was stopped; 0 for its first attempt. This
+        includes the time to save it, unless it broke down and was not saved."""
         if not before:
             return 0.0
         moved = {device.node for device in after} != {device.node for device in before}
         saving = self.checkpoint_s if saved else 0.0
         return saving + self.restart_s + (self.migration_s if moved else 0.0)
 
-    def kept(self, running: Running, now: float) -> Progress:
-        """What a job that broke down has behind it: all up to its last checkpoint."""
+    def progress_after_breakdown(self, running: Running, now: float) -> Progress:
+        """Return the progress of a job up to its last checkpoint."""
         full = running.progress(now)
         if not self.checkpoint_every_s:
             return full
-        fresh = full.work_s - running.before.work_s
-        kept = running.before.work_s + fresh - fresh % self.checkpoint_every_s
+        unsaved = full.work_s - running.before.work_s
+        kept = running.before.work_s + unsaved - unsaved % self.checkpoint_every_s
         return Progress(full.attempts, full.ran_s, full.gpu_s, kept, now)
 
     def breakdowns(self, nodes: Sequence[Node]) -> Breakdowns | None:
