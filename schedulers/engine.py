@@ -237,9 +237,9 @@ class Engine:
         """Why each of the first `limit` jobs in the policy's order waits."""
         outlooks: dict[object, Outlook] = {}  # jobs that ask for the same share one
         for position, job in enumerate(list(self._queue)[:limit], start=1):
-            if job.ask not in outlooks:
-                outlooks[job.ask] = Outlook(job, self.cluster)
-            yield job, outlooks[job.ask].reason(position)
+            if job.request not in outlooks:
+                outlooks[job.request] = Outlook(job, self.cluster)
+            yield job, outlooks[job.request].reason(position)
 
     # -- inside -------------------------------------------------------------------------------
 

@@ -65,12 +65,12 @@ class Job:
     preemptible: bool = True  # whether it may be stopped for others, moved or resized
     cpus: float = 0.0  # on each of its nodes, beside the devices
     ram_mb: int = 0
-    # What it asks of the cluster: two jobs with the same ask can be served by the same devices.
-    # Worked out once, because it is looked up all the time.
-    ask: tuple[object, ...] = field(init=False, repr=False, compare=False)
+    # Everything that decides which devices can serve the job: jobs with equal requests are served by
+    # the same devices. Computed once because it is a key in many lookups.
+    request: tuple[object, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        ask = (
+        request = (
             self.gpus,
             self.memory_mb,
             self.may_span_nodes,
@@ -81,7 +81,7 @@ class Job:
             self.min_gpus,
             self.max_gpus,
         )
-        object.__setattr__(self, "ask", ask)
+        object.__setattr__(self, "request", request)
 
     def expecting(self, seconds: float | None) -> Job:
         """The same job with another expected duration; much cheaper than dataclasses.replace."""

@@ -96,7 +96,7 @@ class Policy(ABC):
 
     def group(self, job: Job) -> object:
         """Waiting jobs for which this is the same form a group of the line. They must share one ask."""
-        return job.ask
+        return job.request
 
     def running_rank(self, running: Running) -> RunningRank | None:
         """Where a running job stands among the others, for policies that preempt by rank. Their ranks

@@ -20,8 +20,8 @@ Grouping = Callable[[Job], object]  # jobs for which it is the same form a group
 Entry = tuple[Any, int, Job]  # rank, a number that settles ties, job
 
 
-def by_ask(job: Job) -> object:
-    return job.ask
+def by_request(job: Job) -> object:
+    return job.request
 
 
 class Group:
@@ -63,7 +63,7 @@ class Group:
 
 
 class WaitingQueue:
-    def __init__(self, rank: Rank, group: Grouping = by_ask) -> None:
+    def __init__(self, rank: Rank, group: Grouping = by_request) -> None:
         self._rank, self._grouping = rank, group
         self._entries: dict[str, Entry] = {}
         self._groups: dict[object, Group] = {}

@@ -89,7 +89,7 @@ class DeviceMap:
 
     def _wants(self, job: Job, cluster: Cluster) -> tuple[int, frozenset[str]]:
         """The devices that the job accepts on nodes that are able to serve it, and their models."""
-        found = self._accepted.get(job.ask)
+        found = self._accepted.get(job.request)
         if found is None:
             able, digits, models = cluster.able(job), [], set[str]()
             for node in cluster.nodes.values():
@@ -102,7 +102,7 @@ class DeviceMap:
             if len(self._accepted) > 10_000:  # asks come and go in a pool that runs for months
                 self._accepted.clear()
             accepted = int("".join(reversed(digits)) or "0", 2)
-            found = self._accepted[job.ask] = (accepted, frozenset(models))
+            found = self._accepted[job.request] = (accepted, frozenset(models))
         return found
 
 

@@ -285,7 +285,7 @@ class Cluster:
 
     def able(self, job: Job) -> Able:
         """What could ever serve the job, on an empty and healthy cluster."""
-        ask = job.ask
+        ask = job.request
         found = self._able.get(ask)
         if found is None:
             nodes = pure = most = 0

@@ -82,7 +82,7 @@ class Mix:
     def learn(self, job: Job) -> None:
         if job.id in self._asks:
             return
-        ask = self._asks[job.id] = job.ask
+        ask = self._asks[job.id] = job.request
         self._counts[ask] += 1
         self._examples[ask] = job
         self._new += 1
@@ -205,7 +205,7 @@ class View:
 
     def least_loss(self, job: Job, gpus: int, nodes: int) -> int:
         """Those nodes of the set on which the job would cost the least; none if it fits on none."""
-        ask = self._asks.setdefault((job.ask, gpus), len(self._asks))
+        ask = self._asks.setdefault((job.request, gpus), len(self._asks))
         least, best = math.inf, 0
         for state, group in self._groups.items():
             here = group.nodes & nodes

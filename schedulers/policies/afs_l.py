@@ -36,7 +36,7 @@ class AfsL(Policy):
         return (job.queue_priority, max(0.0, expected(job) - progress.work_s), job.submitted, job.id)
 
     def group(self, job: Job) -> object:
-        return (job.ask, job.kind)  # these scale alike: who has the least time left is the shortest
+        return (job.request, job.kind)  # these scale alike: who has the least time left is the shortest
 
     def plan(self, state: State) -> Plan:
         if self.options.sharing == "shared":  # such devices are not divided by their number

@@ -55,7 +55,7 @@ class FairShare(Policy):
         self._charged: dict[str, tuple[Account, int]] = {}  # job id -> who pays for how many devices
 
     def group(self, job: Job) -> object:
-        return (job.user, job.ask)
+        return (job.user, job.request)
 
     def plan(self, state: State) -> Plan:
         for job_id in sorted(self._charged.keys() - state.running.keys()):

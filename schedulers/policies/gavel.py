@@ -264,12 +264,12 @@ class Gavel(Policy):
             if not state.cluster.idle:
                 return
             job = state.queue.get(job_id)
-            if job and job.ask not in misfits:
+            if job and job.request not in misfits:
                 devices = self.options.place(job, state.cluster, among=fleet.nodes)
                 if devices:
                     state.draft.start(job, devices)
                 else:
-                    misfits.add(job.ask)
+                    misfits.add(job.request)
 
 
 def _fleets(cluster: Cluster) -> list[Fleet]:
@@ -300,7 +300,7 @@ def _speeds(jobs: Iterable[Job], fleets: list[Fleet], state: State) -> list[list
     known: dict[object, list[float]] = {}  # jobs of one kind are alike in this
     rows = []
     for job in jobs:
-        key = (job.kind, job.ask)
+        key = (job.kind, job.request)
         if key not in known:
             known[key] = [_speed(job, fleet, state) for fleet in fleets]
         rows.append(known[key])

@@ -104,7 +104,7 @@ class Priority(Policy):
         """Start what keeps the promise. True if a running job had to yield."""
         hopeless: set[tuple[object, bool]] = set()
         for rank, _, job in behind:
-            like = (job.ask, forecast.is_brief(job))
+            like = (job.request, forecast.is_brief(job))
             if like in hopeless:
                 continue
             devices = forecast.room_now(job, self.options)

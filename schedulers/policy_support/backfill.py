@@ -96,7 +96,7 @@ class Forecast:
         """Nobody else gets these devices at that time."""
         self.slots.append(slot)
         length = slot.end - slot.start if slot.start < math.inf else self.takes(slot.job)
-        self._floors.setdefault(slot.job.ask, []).append((length, slot.start))
+        self._floors.setdefault(slot.job.request, []).append((length, slot.start))
         self._vacated[slot.end] = self._vacated.get(slot.end, 0) | slot.devices
         self._expect(slot.end, ())
 
@@ -191,7 +191,7 @@ class Forecast:
         """The first moment from which on the job fits for as long as it takes. That is later than now,
         where it was tried, and not before a shorter job with the same ask fits."""
         accepted, takes = self._map.accepted(job, self._cluster), self.takes(job)
-        known = self._floors.get(job.ask, ())
+        known = self._floors.get(job.request, ())
         floor = max((start for length, start in known if length <= takes), default=self._now)
         free, index = self._freed[self._now], 1
         while floor < math.inf and (index < len(self._moments) or self._look_further()):

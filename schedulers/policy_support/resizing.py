@@ -124,10 +124,10 @@ class _Resize:
             if running:
                 if len(running.devices) < self.shares[job.id]:
                     self._grow(running, self.shares[job.id])
-            elif job.ask in hopeless or (strict and hopeless and job.id not in self.before):
+            elif job.request in hopeless or (strict and hopeless and job.id not in self.before):
                 continue
             elif not self._start(job) and not self._make_room(job, self.jobs[place + 1 :]):
-                hopeless.add(job.ask)
+                hopeless.add(job.request)
 
     def _start(self, job: Job) -> bool:
         devices = self._sized(job)
