@@ -73,7 +73,7 @@ def allocation(placement: str, nodes: Sequence[Node], jobs: Sequence[Job], seed:
         engine.submit(job)
         engine.tick(job.submitted)
         asked += _gpus(job)
-        if engine.waits(job.id):
+        if engine.is_waiting(job.id):
             engine.withdraw(job.id)
         else:
             held += _gpus(job)

@@ -106,7 +106,7 @@ class Engine:
         running.attempt = attempt
         self._stand(running)
 
-    def paced(self, job_id: str, now: float, rate: float, pause_s: float = 0.0) -> None:
+    def set_rate(self, job_id: str, now: float, rate: float, pause_s: float = 0.0) -> None:
         """A running job works at this rate from now on, after a pause in which it gets nothing done."""
         running = self.running[job_id]
         running.worked_s = running.work(now) - running.before.work_s
@@ -129,7 +129,7 @@ class Engine:
             self.ended(job_id)
             self.submit(running.job, running.before if progress is None else progress)
 
-    def left(self, job_id: str, progress: Progress) -> None:
+    def correct_progress(self, job_id: str, progress: Progress) -> None:
         """A job that moves to other devices has let go of those it had, with this much of it done. What
         the plan took for it was a forecast."""
         running = self.running.get(job_id)
@@ -167,7 +167,7 @@ class Engine:
             self._put_aside(error)
         self._changed = True
 
-    def protect(self, protection: Protection) -> None:
+    def set_protection(self, protection: Protection) -> None:
         """Jobs are protected like this from now on."""
         self.protection = protection
         self._changed = True
@@ -188,7 +188,7 @@ class Engine:
         self._changed |= news
         return news
 
-    def observe(self, utilization: Mapping[str, float]) -> None:
+    def set_utilization(self, utilization: Mapping[str, float]) -> None:
         """How busy devices were measured to be, in percent."""
         for device_id, percent in utilization.items():
             state = self.cluster.devices.get(device_id)
@@ -204,7 +204,7 @@ class Engine:
             return []
         self._changed, self.wake_at = False, None
         actions = self._look_at_new(now) if self._unchecked else []
-        if len(self._queue) or self.serving.moves_running:
+        if len(self._queue) or self.active_policy.moves_running:
             plan = self._plan(now)
             self.wake_at = min(filter(None, [plan.wake_at, self._next_unprotected(now)]), default=None)
             actions += plan.preempts
@@ -212,7 +212,7 @@ class Engine:
         return actions
 
     @property
-    def serving(self) -> Policy:
+    def active_policy(self) -> Policy:
         """The policy that really decides: the chosen one, or FIFO in its stead."""
         return self._fallback if self.policy_error else self.policy
 
@@ -226,7 +226,7 @@ class Engine:
         """Whether nobody waits and nobody runs."""
         return not self.running and not len(self._queue)
 
-    def waits(self, job_id: str) -> bool:
+    def is_waiting(self, job_id: str) -> bool:
         return job_id in self._queue
 
     def progress(self, job_id: str) -> Progress:
@@ -255,7 +255,7 @@ class Engine:
                 self._queue.remove(job.id)
                 actions.append(Refuse(job, reason))
             elif not job.gpus:
-                self._draft.begin(now, self.serving.name)
+                self._draft.begin(now, self.active_policy.name)
                 self._draft.start(job, ())
                 actions.append(Start(job, ()))
         return actions
@@ -303,7 +303,7 @@ class Engine:
 
     def _next_unprotected(self, now: float) -> float | None:
         """When the next running job loses its protection, if that may matter to anybody."""
-        if not (self.can_preempt and self.protection.min_run_seconds and self.serving.preempts):
+        if not (self.can_preempt and self.protection.min_run_seconds and self.active_policy.preempts):
             return None
         ends = (self.protection.until(running) for running in self.running.values())
         return min((end for end in ends if now < end < math.inf), default=None)

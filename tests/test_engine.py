@@ -139,7 +139,7 @@ class AnyHistory(RuleBasedStateMachine):
 
     @rule(percent=st.floats(0, 100))
     def observe(self, percent: float) -> None:
-        self.engine.observe(dict.fromkeys(self.engine.cluster.devices, percent))
+        self.engine.set_utilization(dict.fromkeys(self.engine.cluster.devices, percent))
 
     @invariant()
     def memory_is_never_exceeded(self) -> None:

@@ -191,8 +191,8 @@ def test_a_bad_plan_is_rejected_whole_and_fifo_serves_until_the_policy_is_swappe
     started = [action.job.id for action in engine.tick(0)]
     assert started == ["a", "b"], "FIFO serves in its stead"
     assert engine.policy_error
-    assert engine.serving.name == "fifo"
+    assert engine.active_policy.name == "fifo"
     assert engine.running["a"].policy == "fifo"
     engine.swap(make_policy("round_robin"))
     assert not engine.policy_error
-    assert engine.serving.name == "round_robin"
+    assert engine.active_policy.name == "round_robin"

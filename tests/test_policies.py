@@ -59,17 +59,17 @@ def test_a_device_at_the_threshold_is_not_offered() -> None:
     engine = Engine(declare("1x2:GTX 1080 Ti:11"), make_policy("fifo", {"sharing": "shared"}))
     submit(engine, 1, memory_gb=1)
     placed(engine)
-    engine.observe({"SIM-node-1-0": 90.0})
+    engine.set_utilization({"SIM-node-1-0": 90.0})
     submit(engine, 1, 1, memory_gb=1, first=1)
     assert placed(engine) == {"job1": ["SIM-node-1-1"], "job2": ["SIM-node-1-1"]}
-    engine.observe({"SIM-node-1-0": 89.9, "SIM-node-1-1": 100.0})
+    engine.set_utilization({"SIM-node-1-0": 89.9, "SIM-node-1-1": 100.0})
     submit(engine, 1, memory_gb=1, first=3)
     assert placed(engine) == {"job3": ["SIM-node-1-0"]}
 
 
 def test_a_device_that_somebody_outside_keeps_busy_is_not_offered_either() -> None:
     engine = Engine(declare("1x2:GTX 1080 Ti:11"), make_policy("fifo", {"sharing": "shared"}))
-    engine.observe({"SIM-node-1-0": 100.0})
+    engine.set_utilization({"SIM-node-1-0": 100.0})
     submit(engine, 1)
     assert placed(engine) == {"job0": ["SIM-node-1-1"]}
 

@@ -144,7 +144,7 @@ def test_protection_can_be_changed_while_jobs_run() -> None:
     engine = engine_with(make_policy("priority"), Job("a", gpus=2))
     engine.submit(Job("urgent", 10, gpus=2, priority=9))
     assert engine.tick(10) == []
-    engine.protect(Protection(min_run_seconds=0))
+    engine.set_protection(Protection(min_run_seconds=0))
     assert stopped(engine.tick(11)) == ["a"]
 
 
