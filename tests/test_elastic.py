@@ -44,7 +44,7 @@ every = pytest.mark.parametrize(("policy", "options"), ELASTIC)
 def state_of(jobs: Sequence[Job], spec: str, speed: Speed = linear) -> State:
     """All of these jobs waiting for an empty cluster."""
     cluster = Cluster(declare(spec))
-    queue, running_order = WaitingQueue(lambda job, _: job.order), RunningOrder(lambda _: None)
+    queue, running_order = WaitingQueue(make_policy("fifo")), RunningOrder(make_policy("fifo"))
     for job in jobs:
         queue.add(job, NO_PROGRESS)
     running: dict[str, Running] = {}
@@ -91,7 +91,7 @@ def speedup(job: Job, gpus: int) -> float:
 @quick
 def test_ffdl_finds_the_largest_sum_of_speedups(jobs: list[Job], devices: int) -> None:
     division = Division(state_of(jobs, f"1x{devices}", tabled))
-    row = division.first_served(jobs)
+    row = division.select(jobs)
     shares = largest_sum(division, row)
     assert list(shares) == [job.id for job in row]
     assert sum(shares.values()) <= devices
@@ -109,7 +109,7 @@ def test_ffdl_on_cases_with_a_known_answer() -> None:
     def best(devices: int, *kinds: str) -> list[int]:
         jobs = [Job(f"{n}", n, kind=kind, min_gpus=1, max_gpus=4) for n, kind in enumerate(kinds)]
         division = Division(state_of(jobs, f"1x{devices}", tabled))
-        return list(largest_sum(division, division.first_served(jobs)).values())
+        return list(largest_sum(division, division.select(jobs)).values())
 
     assert best(4, "1,2,3,4", "1,1.1,1.2,1.3") == [3, 1], "both run, then the better one grows"
     assert best(4, "1,1.1,1.2,1.3", "1,2,3,4") == [1, 3]

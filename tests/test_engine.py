@@ -11,8 +11,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from gpu_flows.schedulers.cluster.spec import declare
 from gpu_flows.schedulers.engine import Engine, Refuse
-from gpu_flows.schedulers.model import Job, Plan, Start
+from gpu_flows.schedulers.model import Job, Start
 from gpu_flows.schedulers.policy import Policy, State, make_policy
+from tests.workloads import FailingPolicy
 
 CLUSTER = declare("2x4:A100:80+2x2:T4:16")
 
@@ -43,19 +44,6 @@ policies = st.one_of(
         ),
     ),
 )
-
-
-class Raises(Policy):
-    """Fails halfway through a plan."""
-
-    name = "raises"
-
-    def plan(self, state: State) -> Plan:
-        draft = state.draft
-        for job in list(state.waiting)[:1]:
-            node = next(iter(state.cluster))
-            draft.start(job, tuple(s.device for s in node.devices[: job.gpus]))
-        raise RuntimeError("out of ideas")
 
 
 class AnyHistory(RuleBasedStateMachine):
@@ -110,8 +98,8 @@ class AnyHistory(RuleBasedStateMachine):
         self.engine.swap(policy)
 
     @rule()
-    def swap_to_nonsense(self) -> None:
-        self.engine.swap(Raises())
+    def swap_to_a_failing_policy(self) -> None:
+        self.engine.swap(FailingPolicy())
 
     @rule(index=st.integers(0, 11), healthy=st.booleans())
     def health(self, index: int, healthy: bool) -> None:
@@ -289,10 +277,11 @@ def test_a_policy_is_called_again_when_it_asked_to_be() -> None:
 
         name = "patient"
 
-        def plan(self, state: State) -> Plan:
+        def plan(self, state: State) -> None:
             if state.now < 10:
-                return Plan(wake_at=10.0)
-            return Plan((Start(state.waiting[0], _devices(state, 1)),))
+                state.draft.wake_at(10)
+            else:
+                state.draft.start(state.waiting[0], _devices(state, 1))
 
     engine = Engine(declare("1x1"), Patient())
     engine.submit(Job(id="a"))

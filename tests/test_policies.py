@@ -164,15 +164,13 @@ def test_a_policy_of_another_package_is_found_by_its_entry_point(tmp_path: Path)
         from gpu_flows.schedulers.policy import Policy
         from gpu_flows.schedulers.placement.options import PlacementOptions
 
-        class Smallest(Policy):
+        class Smallest(Policy[PlacementOptions]):
             """The job that asks for the fewest devices starts first."""
             name = "smallest"
-            Options = PlacementOptions
             def plan(self, state):
                 for job in sorted(state.waiting, key=lambda job: job.gpus):
                     if devices := self.options.place(job, state.cluster):
                         state.draft.start(job, devices)
-                return state.draft.plan()
         ''')
     )
     info = tmp_path / "mine-1.dist-info"

@@ -10,7 +10,7 @@ import pytest
 from gpu_flows.prefect_api.job_variables import BadAsk, job_of
 from gpu_flows.schedulers.cluster.spec import declare
 from gpu_flows.schedulers.engine import Engine
-from gpu_flows.schedulers.model import Job, Plan, Preempt, Progress, Start
+from gpu_flows.schedulers.model import Job, Preempt, Progress, Start
 from gpu_flows.schedulers.policy import Policy, State, make_policy, policies
 from gpu_flows.schedulers.protection import Protection
 
@@ -64,12 +64,11 @@ def test_moves_do_not_count_as_preemptions() -> None:
         name = "mover"
         preempts = moves_running = True
 
-        def plan(self, state: State) -> Plan:
+        def plan(self, state: State) -> None:
             for running in list(state.running.values()):
                 elsewhere = [n for n in state.cluster if n.name not in running.nodes]
                 state.draft.preempt(running.job.id)
                 state.draft.start(running.job, tuple(s.device for s in elsewhere[0].devices))
-            return state.draft.plan()
 
     engine = Engine(declare("2x1"), make_policy("fifo"), can_preempt=True, protection=FOR_A_MINUTE)
     engine.submit(Job("a"))
@@ -111,7 +110,7 @@ class Careless(Policy):
     name = "careless"
     preempts = True
 
-    def plan(self, state: State) -> Plan:
+    def plan(self, state: State) -> None:
         if state.can_preempt or type(self).blind:
             for job_id in list(state.running):
                 state.draft.preempt(job_id)
@@ -119,7 +118,6 @@ class Careless(Policy):
             free = [s.device for s in state.cluster.devices.values() if not s.holders]
             if len(free) >= job.gpus:
                 state.draft.start(job, tuple(free[: job.gpus]))
-        return state.draft.plan()
 
     blind = False
 
