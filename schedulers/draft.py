@@ -41,6 +41,7 @@ class Draft:
         self._preempted = False
         self._taken: dict[str, tuple[Device, ...]] = {}  # job id -> the devices this plan took from it
         self._started: set[str] = set()  # the jobs that this plan started
+        self._wake_at = math.inf
         self.open(0.0, "")
 
     # -- for policies -------------------------------------------------------------------------

@@ -285,7 +285,7 @@ class Engine:
         draft.open(now, policy.name)
         draft.protection = self.protection if stopping else None
         state.now, state.can_preempt = now, self.can_preempt and stopping
-        returned: object = policy.plan(state)  # type: ignore[func-returns-value]
+        returned: object = policy.plan(state)
         if returned is not None:
             raise InvalidMove(
                 f"plan returned {type(returned).__name__}; it must make its moves on state.draft instead"

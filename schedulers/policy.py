@@ -146,7 +146,8 @@ class PolicyError(ValueError):
 
 @cache
 def _built_in() -> dict[str, type[Policy]]:
-    return {policy.name: policy for policy in classes_in("gpu_flows.schedulers.policies", Policy)}
+    found: Iterator[type[Policy]] = classes_in("gpu_flows.schedulers.policies", Policy)
+    return {policy.name: policy for policy in found}
 
 
 def policies() -> dict[str, type[Policy]]:

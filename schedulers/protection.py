@@ -21,10 +21,10 @@ class Protection(BaseModel):
 
     model_config = ConfigDict(**FORM, extra="forbid", frozen=True)
 
-    min_run_seconds: float = Field(60, ge=0, title="Least run time (seconds)")
+    min_run_seconds: float = Field(default=60, ge=0, title="Least run time (seconds)")
     """A job is not preempted before it has run for this long."""
 
-    most_preemptions: int = Field(10, ge=0)
+    most_preemptions: int = Field(default=10, ge=0)
     """A job that was preempted this often is not preempted again. 0 means that there is no limit."""
 
     def until(self, running: Running) -> float:

@@ -20,11 +20,10 @@ DONE = 1e-6  # virtual seconds: less than this is a rounding error
 
 
 class ASrptOptions(PlacementOptions):
-    patience_s: float = Field(300.0, ge=0, title="Patience (s)")
-    """How long a job of several devices that could start on scattered ones waits for better ones; 0 takes
-    what is free."""
+    patience_s: float = Field(default=300.0, ge=0, title="Patience (s)")
+    """How long a job that could start on scattered devices waits for better ones; 0 takes what is free."""
 
-    skip: bool = Field(True, title="Skip what does not fit")
+    skip: bool = Field(default=True, title="Skip what does not fit")
     """Let later jobs pass one that does not fit."""
 
 

@@ -15,7 +15,7 @@ from gpu_flows.schedulers.policy_support.starting import start_in_order
 
 
 class ConservativeOptions(PlacementOptions):
-    depth: int = Field(100, ge=1, title="Reservations")
+    depth: int = Field(default=100, ge=1, title="Reservations")
     """How many waiting jobs, the oldest first, get a reservation. The jobs behind them wait."""
 
 

@@ -22,7 +22,7 @@ class FairShareOptions(PlacementOptions):
     weights: dict[str, Annotated[float, Field(gt=0)]] = {}
     """How much each user should get relative to others. A user who is not named has weight 1."""
 
-    half_life_s: float = Field(86_400, gt=0, title="Half-life (s)")
+    half_life_s: float = Field(default=86_400, gt=0, title="Half-life (s)")
     """Device time that was used this long ago counts half."""
 
 

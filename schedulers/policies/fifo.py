@@ -11,7 +11,7 @@ from gpu_flows.schedulers.policy_support.starting import start_in_order
 
 
 class FifoOptions(MaybeElasticOptions):
-    skip: bool = Field(False, title="Skip what does not fit")
+    skip: bool = Field(default=False, title="Skip what does not fit")
     """Let later jobs pass the head of the queue while it does not fit."""
 
 

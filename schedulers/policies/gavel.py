@@ -31,13 +31,13 @@ class GavelOptions(PlacementOptions):
     objective: Literal["max_min", "min_makespan"] = "max_min"
     """Raise the gain of the job that gains least (max-min fairness, LAS), or end all jobs soonest."""
 
-    aware: bool = Field(True, title="Heterogeneity-aware")
+    aware: bool = Field(default=True, title="Heterogeneity-aware")
     """Consider how fast a job runs on each GPU model; otherwise all models count as equal."""
 
-    round_s: float = Field(360, gt=0, title="Round (s)")
+    round_s: float = Field(default=360, gt=0, title="Round (s)")
     """Jobs start, stop and move only between rounds of this length (or less, if all end)."""
 
-    renew_s: float = Field(1920, ge=0, title="Renew shares after (s)")
+    renew_s: float = Field(default=1920, ge=0, title="Renew shares after (s)")
     """Shares follow arrivals and ends no sooner than this; until then new jobs wait."""
 
     seed: int = 5

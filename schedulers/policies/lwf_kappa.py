@@ -17,7 +17,7 @@ from gpu_flows.schedulers.policy_support.starting import start_in_order_on
 
 
 class LwfKappaOptions(SharingOptions):
-    kappa: int = Field(1, ge=0)
+    kappa: int = Field(default=1, ge=0)
     """A job that asks for more devices than this is kept together; others are placed anywhere."""
 
 

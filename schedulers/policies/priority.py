@@ -21,7 +21,7 @@ class PriorityOptions(PlacementOptions):
     preemptive: bool = True
     """Preempt running jobs of lower priority, where jobs can be preempted."""
 
-    depth: int = Field(100, ge=0, title="Backfill depth")
+    depth: int = Field(default=100, ge=0, title="Backfill depth")
     """How many jobs behind the first that does not fit are tried for the devices it leaves idle."""
 
 

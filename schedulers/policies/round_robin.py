@@ -14,7 +14,7 @@ from gpu_flows.schedulers.policy_support.starting import start_in_order_on
 
 
 class RoundRobinOptions(PlacementOptions):
-    wait_for_turn: bool = Field(False, title="Wait for the server whose turn it is")
+    wait_for_turn: bool = Field(default=False, title="Wait for the server whose turn it is")
     """Keep the oldest job waiting for the next server, even while another has room."""
 
 

@@ -16,7 +16,7 @@ from gpu_flows.schedulers.running_order import RunningRank
 
 
 class SrtfOptions(MaybeElasticOptions):
-    by: Literal["time", "service"] = Field("time", title="Remaining what")
+    by: Literal["time", "service"] = Field(default="time", title="Remaining what")
     """Compare remaining time, or remaining service: time multiplied by devices (SRSF)."""
 
 

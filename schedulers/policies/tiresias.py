@@ -39,18 +39,17 @@ class TiresiasOptions(MaybeElasticOptions):
     """The order inside a queue: by arrival there (las), or by the Gittins index of the service attained."""
 
     limits: Annotated[list[float], AfterValidator(_check_rising)] = Field(
-        [3250.0, 7200.0], title="Queue limits (GPU-seconds)"
+        default=[3250.0, 7200.0], title="Queue limits (GPU-seconds)"
     )
     """A job that has had this much service moves to the next queue; the last queue has no limit."""
 
-    quantum: float = Field(3250.0, gt=0, title="Quantum (GPU-seconds)")
+    quantum: float = Field(default=3250.0, gt=0, title="Quantum (GPU-seconds)")
     """With gittins: how far the index looks ahead, and how often a running job's index is updated."""
 
-    samples: list[float] = Field([], title="Samples (GPU-seconds)")
-    """With gittins: the service of earlier jobs, from which the index is computed. Empty learns it from jobs
-    that end."""
+    samples: list[float] = Field(default=[], title="Samples (GPU-seconds)")
+    """With gittins: the service of earlier jobs. If empty, it is learned from the jobs that end."""
 
-    promote: float = Field(0.0, ge=0, title="Promote after")
+    promote: float = Field(default=0.0, ge=0, title="Promote after")
     """A job that waits this many times as long as it ran starts again in the first queue; 0 never."""
 
 

@@ -23,17 +23,15 @@ from gpu_flows.schedulers.waiting_queue import Rank
 class ElasticOptions(PlacementOptions):
     """The options of every elastic policy."""
 
-    min_gain: float = Field(0.0, ge=0, title="Least gain of a resize")
-    """A running job gets more devices only if they make it faster by more than this part (0.1 is a tenth),
-    because every resize costs a restart."""
+    min_gain: float = Field(default=0.0, ge=0, title="Least gain of a resize")
+    """Grow a running job, which costs a restart, only if that makes it faster by more than this part."""
 
 
 class MaybeElasticOptions(ElasticOptions):
     """The options of policies that are elastic on demand."""
 
     elastic: bool = False
-    """Give every job the fewest devices it can run on, hand out the rest to jobs that can use more, and
-    resize running jobs accordingly."""
+    """Give jobs the fewest devices they can run on, hand out the rest, and resize running jobs for that."""
 
 
 # -- what there is to divide ---------------------------------------------------------------------
@@ -77,8 +75,8 @@ class Division:
                 for each in self.running.values()
             ]
             running.sort(key=itemgetter(0))
-        waiting = (group.in_order() for group in queue.groups())
-        return (entry[-1] for entry in merge(running, *waiting, key=itemgetter(0)))
+        waiting = (((rank, job) for rank, _, job in group.in_order()) for group in queue.groups())
+        return (job for _, job in merge(running, *waiting, key=itemgetter(0)))
 
     def select(self, jobs: Iterable[Job], strict: bool = False) -> list[Job]:
         """Return the jobs, in order, that can all have their least number of devices at the same time.
