@@ -66,8 +66,8 @@ def plans(policy: str, devices: int, waiting: int, runs: int) -> list[float]:
 
 def main() -> int:
     parser = arguments(__doc__ or "", 300, "plans measured for each policy")
-    parser.add_argument("--devices", type=int, default=10_000)
-    parser.add_argument("--waiting", type=int, default=10_000)
+    for option in ("--devices", "--waiting"):
+        parser.add_argument(option, type=int, default=10_000)
     parser.add_argument("--policies", default=",".join(sorted(all_policies())), help="names, by commas")
     asked = parser.parse_args()
     goals, details = [], {}

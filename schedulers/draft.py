@@ -111,7 +111,7 @@ class Draft:
         """Ask for a plan at this time at the latest. The earliest of several times counts; infinity asks
         for nothing."""
         if time <= self.now:
-            raise InvalidMove(f"asks at {self.now} to be called again at {time}, which is no later")
+            raise InvalidMove(f"wake_at({time}) is not later than now ({self.now})")
         self._wake_at = min(self._wake_at, time)
 
     def checkpoint(self) -> int:

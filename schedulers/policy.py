@@ -166,7 +166,7 @@ def policies() -> dict[str, type[Policy]]:
 
 
 def make_policy(name: str, options: Mapping[str, Any] | None = None) -> Policy:
-    """Return the policy of that name with these options, or raise a PolicyError that says what is wrong."""
+    """Return the policy of that name with these options, or raise a PolicyError that explains why not."""
     known = _built_in() if name in _built_in() else policies()
     if name not in known:
         raise PolicyError(_why_absent(name) or f"There is no policy {name!r}. There are: {', '.join(known)}.")

@@ -111,8 +111,9 @@ def describe_request(job: Job) -> str:
 
 
 def _describe_host_request(job: Job) -> str:
-    asked = [f"{job.cpus:g} processors"] if job.cpus else []
-    return " and ".join([*asked, *([f"{job.ram_mb / 1024:.3g} GB of memory"] if job.ram_mb else [])])
+    cpus = f"{job.cpus:g} processors" if job.cpus else ""
+    ram = f"{job.ram_mb / 1024:.3g} GB of memory" if job.ram_mb else ""
+    return " and ".join(filter(None, (cpus, ram)))
 
 
 def ordinal(number: int) -> str:

@@ -25,8 +25,7 @@ class AfsL(Policy[ElasticOptions]):
     """
 
     name = "afs_l"
-    preempts = True
-    moves_running = True
+    preempts = moves_running = True
     needs = ("expected duration", "speed on more or fewer devices")
     optimizes = "mean turnaround of jobs that can be resized"
     promises = ("work conserving",)
@@ -35,10 +34,7 @@ class AfsL(Policy[ElasticOptions]):
         return max(0.0, remaining_duration(job, progress.work_s))
 
     def group(self, job: Job) -> object:
-        return (
-            job.request,
-            job.kind,
-        )  # these scale alike, so the one with the least time left is the shortest
+        return (job.request, job.kind)  # these scale alike: the one with the least time left is the shortest
 
     def plan(self, state: State) -> None:
         if self.options.sharing == "shared":  # shared devices are not divided

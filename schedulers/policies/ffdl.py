@@ -21,8 +21,7 @@ class FfDL(Policy[ElasticOptions]):
     """
 
     name = "ffdl"
-    preempts = True
-    moves_running = True
+    preempts = moves_running = True
     needs = ("speed on more or fewer devices",)
     optimizes = "throughput of the whole cluster"
     promises = ("no starvation",)

@@ -121,6 +121,6 @@ class Priority(Policy[PriorityOptions]):
 
 
 def _would_preempt_for(job: Job, state: State) -> Callable[[Running], bool]:
-    """Return a function that tells whether a running job would be preempted for this one."""
+    """Return a function that decides whether a running job would be preempted for this one."""
     urgency = (job.queue_priority, -job.priority)
     return lambda each: (each.job.queue_priority, -each.job.priority) > urgency and state.may_preempt(each)
