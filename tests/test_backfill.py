@@ -87,8 +87,8 @@ def test_later_jobs_pass_the_first_only_where_they_do_not_delay_it(policy: str) 
 @pytest.mark.parametrize(("depth", "started"), [(100, ["runs", "brief"]), (1, ["runs"]), (0, ["runs"])])
 def test_a_brief_job_behind_a_long_one_with_the_same_request_is_found(depth: int, started: list[str]) -> None:
     engine = pool("priority", "1x4", depth=depth)
-    submit(engine, Job("runs", gpus=2, expected_s=100), Job("wide", gpus=4, expected_s=100))
-    submit(engine, Job("long", gpus=2, expected_s=101), Job("brief", gpus=2, expected_s=99))
+    asked = {"runs": (2, 100), "wide": (4, 100), "long": (2, 101), "brief": (2, 99)}
+    submit(engine, *(Job(name, gpus=gpus, expected_s=seconds) for name, (gpus, seconds) in asked.items()))
     assert tick(engine, 0) == started
 
 
