@@ -138,7 +138,7 @@ def _of_attempt(attempt: Attempt, pool: str, policy: str, memory_mb: int) -> Ite
 
 def _question(arrival: Arrival) -> object:
     job = arrival.job
-    asked = job.id, job.submitted, job.ask, job.user, job.kind, job.queue_priority, job.priority
+    asked = job.id, job.submitted, job.request, job.user, job.kind, job.queue_priority, job.priority
     return asked, job.deadline, job.expected_s, arrival.duration_s, arrival.utilization
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import random
 import time
 
-from common import SPREAD_HEADING, Goal, Spread, log_progress, make_parser, report, run_benchmark
+from common import SPREAD_HEADING, Goal, Spread, arguments, carry_out, conclude, say
 
 from gpu_flows.schedulers.cluster.spec import declare
 from gpu_flows.schedulers.engine import Engine
@@ -65,24 +65,24 @@ def plans(policy: str, devices: int, waiting: int, runs: int) -> list[float]:
 
 
 def main() -> int:
-    parser = make_parser(__doc__ or "", 300, "plans measured for each policy")
-    parser.add_argument("--devices", type=int, default=10_000)
-    parser.add_argument("--waiting", type=int, default=10_000)
+    parser = arguments(__doc__ or "", 300, "plans measured for each policy")
+    for option in ("--devices", "--waiting"):
+        parser.add_argument(option, type=int, default=10_000)
     parser.add_argument("--policies", default=",".join(sorted(all_policies())), help="names, by commas")
     asked = parser.parse_args()
     goals, details = [], {}
     print(f"{asked.devices:,} devices, at least {asked.waiting:,} waiting; milliseconds for one plan")
     print(f"{'policy':<16}{'p99':>8} {SPREAD_HEADING}")
     for policy in asked.policies.split(","):
-        log_progress(policy)
+        say(policy)
         took = sorted(plans(policy, asked.devices, asked.waiting, asked.runs))
         p99 = took[min(len(took) - 1, round(0.99 * (len(took) - 1)))]
         print(f"{policy:<16}{p99 * 1e3:>8.2f} {Spread.of(took).text(1e3)}")
         details[policy] = {"p99_ms": p99 * 1e3, "median_ms": took[len(took) // 2] * 1e3}
         if policy in HELD_TO_IT:
             goals.append(Goal(f"{policy}: p99 of a plan", p99 * 1e3, GOAL_MS, " ms"))
-    return report(goals, details, asked.json)
+    return conclude(goals, details, asked.json)
 
 
 if __name__ == "__main__":
-    run_benchmark(main)
+    carry_out(main)

@@ -76,7 +76,7 @@ def measure_allocation(
         engine.submit(job)
         engine.tick(job.submitted)
         demanded += _count_gpus(job)
-        if engine.waits(job.id):
+        if engine.is_waiting(job.id):
             engine.withdraw(job.id)
         else:
             held += _count_gpus(job)

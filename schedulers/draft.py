@@ -1,10 +1,13 @@
-"""Moves tried on the real state, each checked as it is made, and taken back if the plan is not kept.
+"""The plan under construction: moves on the real state, each checked as it is made.
 
-A policy starts and preempts on its draft and sees every later question answered accordingly. When
-it is done the moves already stand; there is no second bookkeeping to go through.
+A policy starts and preempts jobs on its draft, and everything it reads afterwards includes these moves.
+A move that is not allowed raises at the line that tries it. Moves can be rolled back, so a policy may try
+something, and the engine can discard the plan of a policy that fails.
 """
 
 from __future__ import annotations
+
+import math
 
 from gpu_flows.schedulers.cluster.state import Cluster
 from gpu_flows.schedulers.model import Device, Job, Plan, Preempt, Progress, Running, Start
@@ -13,12 +16,12 @@ from gpu_flows.schedulers.running_order import RunningOrder
 from gpu_flows.schedulers.waiting_queue import WaitingQueue
 
 
-class BadMove(ValueError):
-    """A policy tried what must not be."""
+class InvalidMove(ValueError):
+    """A policy tried a move that is not allowed."""
 
 
-class Protected(BadMove):
-    """A policy tried to stop a job that must not be stopped now. It may have meant well."""
+class ProtectedJob(InvalidMove):
+    """A policy tried to preempt a job that is protected now."""
 
 
 class Draft:
@@ -31,81 +34,93 @@ class Draft:
         can_preempt: bool,
     ) -> None:
         self._can_preempt = can_preempt
-        self.protection: Protection | None = UNPROTECTED  # None: nobody may be stopped in this plan
-        self._cluster, self._queue, self._running, self._running_order = (
-            cluster,
-            queue,
-            running,
-            running_order,
-        )
+        self.protection: Protection | None = UNPROTECTED  # None: no job may be preempted in this plan
+        self._cluster, self._queue = cluster, queue
+        self._running, self._running_order = running, running_order
         self._moves: list[tuple[Running, Progress | None]] = []  # a start; with a progress, a preemption
-        self.answer: Plan | None = None  # what `plan` last made of the moves
         self._preempted = False
-        self._taken: dict[str, tuple[Device, ...]] = {}  # from whom, in this plan
-        self._fresh: set[str] = set()  # whom this plan started
-        self.begin(0.0, "")
+        self._taken: dict[str, tuple[Device, ...]] = {}  # job id -> the devices this plan took from it
+        self._started: set[str] = set()  # the jobs that this plan started
+        self._wake_at = math.inf
+        self.open(0.0, "")
 
-    def begin(self, now: float, policy: str) -> None:
-        """A new plan: what was moved until now stays."""
-        self.now, self._policy = now, policy
-        self._moves.clear()
-        self._taken.clear()
-        self._fresh.clear()
-        self.answer, self._preempted = None, False
+    # -- for policies -------------------------------------------------------------------------
 
     def start(self, job: Job, devices: tuple[Device, ...]) -> None:
-        """Give the job these devices."""
+        """Give the waiting job exactly these devices."""
         if self._queue.get(job.id) is not job:
-            raise BadMove(f"job {job.id} is not waiting")
+            raise InvalidMove(f"job {job.id} is not waiting")
         objection = self._cluster.allocation_error(job, devices)
         if objection:
-            raise BadMove(objection)
+            raise InvalidMove(objection)
         before = self._queue.remove(job.id)
         self._cluster.allocate(job, devices)
         now = self.now
         running = Running(job, devices, now, before.attempts + 1, self._policy, before, 1.0, now)
         self._running[job.id] = running
         self._moves.append((running, None))
-        self._fresh.add(job.id)
-        self._running_order.add(running)  # asks the policy, and may fail: then the move can be undone
+        self._started.add(job.id)
+        self._running_order.add(running)  # last, because it calls the policy: if that fails, roll back
 
     def may_preempt(self, running: Running) -> bool:
-        """Whether the job's devices may be taken away. Who was started by this very plan never ran."""
-        if running.job.id in self._fresh:
+        """Return whether the job may be preempted now. A job that this plan started always may."""
+        if running.job.id in self._started:
             return True
         return self.protection is not None and self.protection.until(running) <= self.now
 
     def preempt(self, job_id: str) -> None:
-        """Take the job's devices away; it waits again, with what it has behind it."""
+        """Take the running job's devices away; it waits again and keeps its progress."""
         running = self._running.get(job_id)
         if running is None:
-            raise BadMove(f"job {job_id} is not running")
+            raise InvalidMove(f"job {job_id} is not running")
         if not self._can_preempt:
-            raise BadMove(f"job {job_id} cannot be preempted here")
+            raise InvalidMove(f"job {job_id} cannot be preempted here")
         if not self.may_preempt(running):
-            raise Protected(f"job {job_id} is protected from being preempted")
-        progress = running.before if job_id in self._fresh else running.progress(self.now)
-        self._queue.add(running.job, progress)  # asks the policy, and may fail: then nothing has happened
+            raise ProtectedJob(f"job {job_id} is protected from being preempted")
+        progress = running.before if job_id in self._started else running.progress(self.now)
+        self._queue.add(running.job, progress)  # first, because it calls the policy, which may fail
         del self._running[job_id]
         self._running_order.remove(job_id)
         self._cluster.release(running.job)
-        self._fresh.discard(job_id)
+        self._started.discard(job_id)
         self._moves.append((running, progress))
         self._preempted = True
         self._taken.setdefault(job_id, running.devices)
 
-    def previous(self, job_id: str) -> tuple[Device, ...]:
-        """The devices this plan took from the job; empty if it took none."""
+    def taken_from(self, job_id: str) -> tuple[Device, ...]:
+        """Return the devices that the job held when this plan preempted it; none if it did not."""
         return self._taken.get(job_id, ())
 
-    @property
-    def mark(self) -> int:
-        """How many moves were made so far: what `undo` may go back to."""
+    def rerank(self, job_id: str) -> None:
+        """Ask the policy for the job's rank again, waiting or running. If `rank` or `running_rank`
+        raises, the job keeps its old rank."""
+        running = self._running.get(job_id)
+        if running is not None:
+            self._running_order.rerank(running)
+        elif job_id in self._queue:
+            self._queue.rerank(job_id)
+        else:
+            raise InvalidMove(f"job {job_id} neither waits nor runs")
+
+    def rerank_all(self) -> None:
+        """Ask the policy for the ranks of all waiting and running jobs again."""
+        self._queue.rerank_all()
+        self._running_order.rerank_all(self._running.values())
+
+    def wake_at(self, time: float) -> None:
+        """Ask for a plan at this time at the latest. The earliest of several times counts; infinity asks
+        for nothing."""
+        if time <= self.now:
+            raise InvalidMove(f"wake_at({time}) is not later than now ({self.now})")
+        self._wake_at = min(self._wake_at, time)
+
+    def checkpoint(self) -> int:
+        """Return a mark of the moves made so far, to which `rollback` can return."""
         return len(self._moves)
 
-    def undo(self, mark: int = 0) -> None:
-        """Take back every move made after the mark, the last one first."""
-        while len(self._moves) > mark:
+    def rollback(self, checkpoint: int = 0) -> None:
+        """Undo every move made since the checkpoint, the last one first."""
+        while len(self._moves) > checkpoint:
             running, progress = self._moves[-1]
             job = running.job
             if progress is None:
@@ -113,7 +128,7 @@ class Draft:
                 del self._running[job.id]
                 self._running_order.remove(job.id)
                 self._cluster.release(job)
-                self._fresh.discard(job.id)
+                self._started.discard(job.id)
                 self._moves.pop()
             else:
                 self._queue.remove(job.id)
@@ -122,12 +137,36 @@ class Draft:
                 self._moves.pop()
                 self._running_order.add(running)
 
-    def plan(self, wake_at: float | None = None) -> Plan:
-        """What all moves come to. A job stopped and started again on the same devices never stopped."""
+    # -- for the engine -----------------------------------------------------------------------
+
+    def open(self, now: float, policy: str) -> None:
+        """Begin a new plan. The moves of the last one stay."""
+        self.now, self._policy = now, policy
+        self._moves.clear()
+        self._taken.clear()
+        self._started.clear()
+        self._preempted, self._wake_at = False, math.inf
+
+    def close(self) -> Plan:
+        """Return the plan that all moves amount to."""
+        wake_at = self._wake_at if self._wake_at < math.inf else None
         if not self._preempted:
-            starts = tuple([Start(running.job, running.devices) for running, _ in self._moves])
-            self.answer = Plan(starts, (), wake_at)
-            return self.answer
+            return Plan(
+                tuple([Start(running.job, running.devices) for running, _ in self._moves]), (), wake_at
+            )
+        stopped, started = self._net_moves()
+        self._keep_unmoved(stopped, started)
+        for job_id, running in stopped.items():
+            if job_id not in started:
+                self._queue.set_preemptions(job_id, running.before.preemptions + 1)
+        return Plan(
+            tuple(Start(running.job, running.devices) for running in started.values()),
+            tuple(Preempt(running) for running in stopped.values()),
+            wake_at,
+        )
+
+    def _net_moves(self) -> tuple[dict[str, Running], dict[str, Running]]:
+        """Return the jobs that ran before the plan and were stopped, and those that it leaves started."""
         stopped: dict[str, Running] = {}
         started: dict[str, Running] = {}
         for running, progress in self._moves:
@@ -138,19 +177,13 @@ class Draft:
                 del started[job_id]
             else:
                 stopped[job_id] = running
+        return stopped, started
+
+    def _keep_unmoved(self, stopped: dict[str, Running], started: dict[str, Running]) -> None:
+        """Drop both moves of a job that was stopped and started again on the same devices."""
         for job_id in list(stopped):
             again = started.get(job_id)
             if again and set(again.devices) == set(stopped[job_id].devices):
                 self._running[job_id] = stopped.pop(job_id)
-                self._running_order.remove(job_id)
-                self._running_order.add(self._running[job_id])
+                self._running_order.rerank(self._running[job_id])
                 del started[job_id]
-        for job_id, running in stopped.items():
-            if job_id not in started:
-                self._queue.note_preemptions(job_id, running.before.preemptions + 1)
-        self.answer = Plan(
-            tuple(Start(each.job, each.devices) for each in started.values()),
-            tuple(Preempt(each) for each in stopped.values()),
-            wake_at,
-        )
-        return self.answer

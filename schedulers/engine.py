@@ -1,10 +1,9 @@
-"""The engine: every waiting job, every running job, every device, and the only one who allocates.
+"""The engine: owns the waiting jobs, the running jobs and the devices, and is the only one that allocates.
 
-Two drivers feed it, a live one with the real clock and a simulated one with a heap. They tell it
-what happened (submit, started, ended ...) and then call `tick`, which lets the policy plan once
-for all of it and returns the actions to carry out. Every move of a plan is checked as it is made;
-a policy that tries nonsense is put aside, its plan taken back whole, and FIFO serves until it is
-swapped.
+Two drivers use it, a live one with the real clock and a simulated one with an event heap. They report
+what happened (submit, started, ended ...) and then call `tick`, which lets the policy plan once for all
+of it and returns the actions to carry out. Every move of a plan is checked as it is made. If a policy
+raises or tries an invalid move, its plan is rolled back and FIFO decides until the policy is swapped.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from pathlib import Path
 from traceback import walk_tb
 
 from gpu_flows.schedulers.cluster.state import Cluster
-from gpu_flows.schedulers.draft import BadMove, Draft, Protected
+from gpu_flows.schedulers.draft import Draft, InvalidMove, ProtectedJob
 from gpu_flows.schedulers.model import (
     NO_PROGRESS,
     Device,
@@ -32,20 +31,22 @@ from gpu_flows.schedulers.model import (
 from gpu_flows.schedulers.policies.fifo import Fifo
 from gpu_flows.schedulers.policy import Policy, Speed, State, linear
 from gpu_flows.schedulers.protection import UNPROTECTED, Protection
-from gpu_flows.schedulers.reasons import Outlook, impossible
+from gpu_flows.schedulers.reasons import Availability, find_refusal
 from gpu_flows.schedulers.running_order import RunningOrder
 from gpu_flows.schedulers.waiting_queue import WaitingQueue
 
 
 @dataclass(frozen=True, slots=True)
 class Refuse:
-    """Tell the job's owner that it can never run here, and why."""
+    """Reject a job that can never run here, for this reason."""
 
     job: Job
     reason: Reason
 
 
 Action = Start | Preempt | Refuse
+
+_CORE = {f"{__package__}.{module}" for module in ("engine", "draft", "waiting_queue", "running_order")}
 
 
 class Engine:
@@ -60,23 +61,23 @@ class Engine:
         self.cluster = Cluster(nodes)
         self.policy = policy
         self.can_preempt, self.protection = can_preempt, protection
-        self.policy_error = ""  # why the policy was put aside, until it is swapped
+        self.policy_error = ""  # why FIFO decides in the policy's place, until it is swapped
         self.running: dict[str, Running] = {}
         self.wake_at: float | None = None
         self._fallback: Policy = Fifo()
-        self._queue = WaitingQueue(policy.rank, policy.group)
-        self._running_order = RunningOrder(policy.running_rank)
+        self._queue = WaitingQueue(policy)
+        self._running_order = RunningOrder(policy)
         self._draft = Draft(self.cluster, self._queue, self.running, self._running_order, can_preempt)
         self._state = State(
             0.0, self._queue, self.running, self._running_order, self.cluster, self._draft, can_preempt, speed
         )
-        self._unchecked: list[Job] = []  # not yet asked whether the cluster could ever hold them
+        self._unchecked: list[Job] = []  # new jobs: whether the cluster could ever hold them is not known yet
         self._changed = True
 
-    # -- what happened ------------------------------------------------------------------------
+    # -- reports -------------------------------------------------------------------------------
 
     def submit(self, job: Job, progress: Progress = NO_PROGRESS) -> None:
-        """A job wants to run. The same job again replaces what it asked for while it waits."""
+        """Add a job to the queue. Submitted again while it waits, it replaces its earlier request."""
         if job.id in self.running:
             return
         known = self._queue.get(job.id)
@@ -86,35 +87,35 @@ class Engine:
             progress = self._queue.remove(job.id)
         try:
             self._queue.add(job, progress)
-        except Exception as error:  # the policy's idea of an order
-            self._put_aside(error)
+        except Exception as error:  # raised by the policy's rank
+            self._fall_back(error)
             self._queue.add(job, progress)
-        if not progress.attempts:  # one that ran before was accepted, and must not be refused for coming back
+        if not progress.attempts:  # a job that ran before was accepted then, and is not refused now
             self._unchecked.append(job)
         self._changed = True
 
     def withdraw(self, job_id: str) -> None:
-        """A waiting job is gone: cancelled, deleted or paused."""
+        """Remove a waiting job that was cancelled, deleted or paused."""
         if job_id in self._queue:
             self._queue.remove(job_id)
             self._changed = True
 
     def started(self, job_id: str, now: float, attempt: int) -> None:
-        """The launch that `tick` asked for has been carried out."""
+        """Record that the launch which `tick` returned has been carried out."""
         running = self.running[job_id]
         running.since = running.rated = now
         running.attempt = attempt
-        self._stand(running)
+        self._rerank(running)
 
-    def paced(self, job_id: str, now: float, rate: float, pause_s: float = 0.0) -> None:
-        """A running job works at this rate from now on, after a pause in which it gets nothing done."""
+    def set_rate(self, job_id: str, now: float, rate: float, pause_s: float = 0.0) -> None:
+        """Set the rate at which a running job works from now on, after a pause without any work."""
         running = self.running[job_id]
         running.worked_s = running.work(now) - running.before.work_s
         running.rate, running.rated = rate, now + pause_s
-        self._stand(running)
+        self._rerank(running)
 
     def ended(self, job_id: str) -> None:
-        """A job let go of its devices: finished, failed, or never came to run."""
+        """Release the devices of a job that finished, failed or could not be launched."""
         running = self.running.pop(job_id, None)
         if running:
             self._running_order.remove(job_id)
@@ -122,20 +123,20 @@ class Engine:
             self._changed = True
 
     def requeue(self, job_id: str, progress: Progress | None = None) -> None:
-        """A job lost its devices but still wants to run, with this much of it done; if nothing is
-        said, with what it had before."""
+        """Release the devices of a job and let it wait again, by default with the progress that it had
+        before this attempt."""
         running = self.running.get(job_id)
         if running:
             self.ended(job_id)
             self.submit(running.job, running.before if progress is None else progress)
 
-    def left(self, job_id: str, progress: Progress) -> None:
-        """A job that moves to other devices has let go of those it had, with this much of it done. What
-        the plan took for it was a forecast."""
+    def correct_progress(self, job_id: str, progress: Progress) -> None:
+        """Set the progress of a job that moves to other devices, once it has released the old ones. The
+        plan could only estimate it."""
         running = self.running.get(job_id)
         if running:
             running.before = progress
-            self._stand(running)
+            self._rerank(running)
 
     def adopt(
         self,
@@ -145,8 +146,8 @@ class Engine:
         attempt: int,
         before: Progress = NO_PROGRESS,
     ) -> bool:
-        """A job is found running already, on devices that may be sick or no longer declared.
-        False if another job was promised them meanwhile, or it is known to run."""
+        """Register a job that runs already, on devices that may be unhealthy or no longer declared. Return
+        False if another job was given them meanwhile, or the job is known to run."""
         states = [self.cluster.track_device(device) for device in devices]
         if job.id in self.running or not all(state.has_room(job) for state in states):
             return False
@@ -155,26 +156,26 @@ class Engine:
         self.cluster.allocate(job, held)
         running = Running(job, held, since, attempt, self.policy.name, before, rated=since)
         self.running[job.id] = running
-        self._stand(running)
+        self._rerank(running)
         return True
 
     def swap(self, policy: Policy) -> None:
-        """Another policy decides from now on. It sees the whole state; nothing running is touched."""
+        """Let another policy decide from now on. Running jobs go on."""
         self.policy, self.policy_error = policy, ""
         try:
-            self._serve_by(policy)
+            self._order_by(policy)
         except Exception as error:
-            self._put_aside(error)
+            self._fall_back(error)
         self._changed = True
 
-    def protect(self, protection: Protection) -> None:
-        """Jobs are protected like this from now on."""
+    def set_protection(self, protection: Protection) -> None:
+        """Set which jobs are protected from preemption from now on."""
         self.protection = protection
         self._changed = True
 
     def set_nodes(self, nodes: Iterable[Node]) -> None:
-        """Other devices from now on. A job that was accepted and fits nowhere any more waits, and says
-        so: a slip in the declaration must not cost it its place."""
+        """Replace the nodes. A job that was accepted and fits nowhere any more waits: a mistake in the
+        declaration must not cost it its place in the queue."""
         self.cluster.set_nodes(nodes)
         self._changed = True
 
@@ -183,28 +184,28 @@ class Engine:
         self._changed = True
 
     def set_health(self, device_id: str, healthy: bool, detail: str = "") -> bool:
-        """A device turned sick or well. Whether that is news."""
-        news = self.cluster.mark_device(device_id, healthy, detail)
-        self._changed |= news
-        return news
+        """Record a device's health. Return whether it changed."""
+        changed = self.cluster.mark_device(device_id, healthy, detail)
+        self._changed |= changed
+        return changed
 
-    def observe(self, utilization: Mapping[str, float]) -> None:
-        """How busy devices were measured to be, in percent."""
+    def set_utilization(self, utilization: Mapping[str, float]) -> None:
+        """Record the measured utilization of devices, in percent."""
         for device_id, percent in utilization.items():
             state = self.cluster.devices.get(device_id)
             if state is not None and state.utilization != percent:
                 state.utilization = percent
                 self._changed = True
 
-    # -- what follows -------------------------------------------------------------------------
+    # -- decisions ----------------------------------------------------------------------------
 
     def tick(self, now: float) -> list[Action]:
-        """What to do now. Costs nothing when nothing changed since the last call."""
+        """Return the actions to carry out now. If nothing changed since the last call this costs nothing."""
         if not self._changed and (self.wake_at is None or now < self.wake_at):
             return []
         self._changed, self.wake_at = False, None
-        actions = self._look_at_new(now) if self._unchecked else []
-        if len(self._queue) or self.serving.moves_running:
+        actions = self._check_new(now) if self._unchecked else []
+        if len(self._queue) or self.active_policy.moves_running:
             plan = self._plan(now)
             self.wake_at = min(filter(None, [plan.wake_at, self._next_unprotected(now)]), default=None)
             actions += plan.preempts
@@ -212,50 +213,50 @@ class Engine:
         return actions
 
     @property
-    def serving(self) -> Policy:
-        """The policy that really decides: the chosen one, or FIFO in its stead."""
+    def active_policy(self) -> Policy:
+        """The policy that decides: the chosen one, or FIFO while that one has an error."""
         return self._fallback if self.policy_error else self.policy
 
     @property
     def waiting(self) -> list[Job]:
-        """In arrival order. Read it, do not change it."""
+        """The waiting jobs in arrival order. Callers must not change the list."""
         return self._queue.by_arrival
 
     @property
     def is_idle(self) -> bool:
-        """Whether nobody waits and nobody runs."""
+        """Whether no job waits and none runs."""
         return not self.running and not len(self._queue)
 
-    def waits(self, job_id: str) -> bool:
+    def is_waiting(self, job_id: str) -> bool:
         return job_id in self._queue
 
     def progress(self, job_id: str) -> Progress:
-        """What a waiting job has behind it."""
+        """Return the progress of a waiting job."""
         return self._queue.progress(job_id)
 
     def reasons(self, limit: int | None = None) -> Iterator[tuple[Job, Reason]]:
-        """Why each of the first `limit` jobs in the policy's order waits."""
-        outlooks: dict[object, Outlook] = {}  # jobs that ask for the same share one
+        """Iterate over the first `limit` waiting jobs in the policy's order, with why each of them waits."""
+        availability: dict[object, Availability] = {}  # by request
         for position, job in enumerate(list(self._queue)[:limit], start=1):
-            if job.ask not in outlooks:
-                outlooks[job.ask] = Outlook(job, self.cluster)
-            yield job, outlooks[job.ask].reason(position)
+            if job.request not in availability:
+                availability[job.request] = Availability(job, self.cluster)
+            yield job, availability[job.request].explain(position)
 
     # -- inside -------------------------------------------------------------------------------
 
-    def _look_at_new(self, now: float) -> list[Action]:
-        """Refuse what nothing could ever hold. What asks for no device needs no decision, and
-        policies need not know of it."""
+    def _check_new(self, now: float) -> list[Action]:
+        """Refuse the new jobs that no node could ever hold, and start those that ask for no device: they
+        need no decision of the policy."""
         actions: list[Action] = []
         unchecked, self._unchecked = self._unchecked, []
         for job in unchecked:
             if self._queue.get(job.id) is not job:
                 continue
-            if not self.cluster.could_hold(job) and (reason := impossible(job, self.cluster)):
+            if not self.cluster.could_hold(job) and (reason := find_refusal(job, self.cluster)):
                 self._queue.remove(job.id)
                 actions.append(Refuse(job, reason))
             elif not job.gpus:
-                self._draft.begin(now, self.serving.name)
+                self._draft.open(now, self.active_policy.name)
                 self._draft.start(job, ())
                 actions.append(Start(job, ()))
         return actions
@@ -263,71 +264,61 @@ class Engine:
     def _plan(self, now: float) -> Plan:
         if not self.policy_error:
             try:
-                return self._ask_kindly(self.policy, now)
-            except Exception as error:  # whatever a policy does wrong, the pool goes on
-                self._put_aside(error)
-                self._draft.undo()
-        return self._ask(self._fallback, now)
+                return self._plan_by_policy(now)
+            except Exception as error:  # an error of a policy must not stop the pool
+                self._fall_back(error)
+                self._draft.rollback()
+        return self._plan_by(self._fallback, now)
 
-    def _ask_kindly(self, policy: Policy, now: float) -> Plan:
-        """A policy that would stop a protected job is asked again, as if nobody could be stopped. If it
-        does not even look at that, FIFO makes this one plan in its stead."""
-        try:
-            return self._ask(policy, now)
-        except Protected:
-            self._draft.undo()
-        try:
-            return self._ask(policy, now, stopping=False)
-        except Protected:
-            self._draft.undo()
-        return self._ask(self._fallback, now)
+    def _plan_by_policy(self, now: float) -> Plan:
+        """Let the policy plan. If it preempts a protected job, let it plan again as if no job could be
+        preempted; if it preempts all the same, let FIFO make this one plan."""
+        for stopping in (True, False):
+            try:
+                return self._plan_by(self.policy, now, stopping)
+            except ProtectedJob:
+                self._draft.rollback()
+        return self._plan_by(self._fallback, now)
 
-    def _ask(self, policy: Policy, now: float, stopping: bool = True) -> Plan:
+    def _plan_by(self, policy: Policy, now: float, stopping: bool = True) -> Plan:
         draft, state = self._draft, self._state
-        draft.begin(now, policy.name)
+        draft.open(now, policy.name)
         draft.protection = self.protection if stopping else None
         state.now, state.can_preempt = now, self.can_preempt and stopping
-        plan = policy.plan(state)
-        if not isinstance(plan, Plan):
-            raise BadMove(f"plan returned {type(plan).__name__}, not a Plan; did it forget to?")
-        if plan is not draft.answer:  # made by hand: go through it move by move
-            draft.undo()
-            for stop in plan.preempts:
-                draft.preempt(stop.running.job.id)
-            for start in plan.starts:
-                draft.start(start.job, start.devices)
-            plan = draft.plan(plan.wake_at)
-        if plan.wake_at is not None and plan.wake_at <= now:
-            raise BadMove(f"asks at {now} to be called again at {plan.wake_at}, which is no later")
-        return plan
+        returned: object = policy.plan(state)
+        if returned is not None:
+            raise InvalidMove(
+                f"plan returned {type(returned).__name__}; it must make its moves on state.draft instead"
+            )
+        return draft.close()
 
     def _next_unprotected(self, now: float) -> float | None:
-        """When the next running job loses its protection, if that may matter to anybody."""
-        if not (self.can_preempt and self.protection.min_run_seconds and self.serving.preempts):
+        """Return when the next running job loses its protection, if the policy may preempt it then."""
+        if not (self.can_preempt and self.protection.min_run_seconds and self.active_policy.preempts):
             return None
         ends = (self.protection.until(running) for running in self.running.values())
         return min((end for end in ends if now < end < math.inf), default=None)
 
-    def _stand(self, running: Running) -> None:
-        """Its place among the running jobs, anew."""
+    def _rerank(self, running: Running) -> None:
+        """Update the job's place in the running order after its rate, start or progress changed."""
         try:
-            self._running_order.remove(running.job.id)
-            self._running_order.add(running)
-        except Exception as error:  # the policy's idea of an order
-            self._put_aside(error)
+            self._running_order.rerank(running)
+        except Exception as error:  # raised by the policy's running_rank
+            self._fall_back(error)
 
-    def _put_aside(self, error: Exception) -> None:
-        self.policy_error = f"{type(error).__name__}: {error}{_whereabouts(error)}"
-        self._serve_by(self._fallback)
+    def _fall_back(self, error: Exception) -> None:
+        """Let FIFO decide from now on, because of this error of the policy."""
+        self.policy_error = f"{type(error).__name__}: {error}{_locate(error)}"
+        self._order_by(self._fallback)
 
-    def _serve_by(self, policy: Policy) -> None:
-        self._running_order.rank_by(policy.running_rank, self.running.values())
-        self._queue.rank_by(policy.rank, policy.group)
+    def _order_by(self, policy: Policy) -> None:
+        self._running_order.order_by(policy, self.running.values())
+        self._queue.order_by(policy)
 
 
-def _whereabouts(error: Exception) -> str:
-    """The line in the policy's own file that led to the error, for whoever wrote it."""
+def _locate(error: Exception) -> str:
+    """Return the line of the policy's own file that led to the error."""
     for frame, line in walk_tb(error.__traceback__):
-        if frame.f_globals.get("__name__") != __name__:
+        if frame.f_globals.get("__name__") not in _CORE:
             return f" ({Path(frame.f_code.co_filename).name}, line {line})"
     return ""

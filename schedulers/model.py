@@ -1,14 +1,14 @@
-"""The words of the house, as frozen facts.
+"""The data that schedulers work on.
 
 job        one Prefect flow run asking for devices
 attempt    one launch of a job; a job that is preempted or retried has several
-device     one GPU (or MIG slice), known by its UUID
+device     one GPU (or MIG slice), identified by its UUID
 node       a machine with devices; nodes of one rack are near each other
-policy     decides which job starts next and where; pure
-plan       what a policy answers
+policy     decides which job starts next and where
+plan       what a policy decides
 reason     why a job waits, with a stable code
 
-Times are seconds since the epoch, memory is in MiB. Nothing here knows how any of it is run.
+Times are seconds since the epoch, memory is in MiB. Nothing here depends on how jobs are run.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """One GPU. `id` is its UUID and means the same thing everywhere."""
+    """One GPU. `id` is its UUID, on every host."""
 
     id: str
     node: str
@@ -44,17 +44,17 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What a job asks for. Nothing about how far it has come."""
+    """What a job asks for. Its progress is not part of it."""
 
     id: str
     submitted: float = 0.0  # when it was due: the start of its turnaround
-    gpus: int = 1  # 0 only watches over other jobs: it starts at once and holds nothing
-    memory_mb: int = 0  # per device; 0 asks for whole devices, which nobody shares
+    gpus: int = 1  # a job with 0, such as one that only coordinates others, starts immediately
+    memory_mb: int = 0  # per device; 0 asks for whole devices, which are not shared
     name: str = ""
     user: str = ""
-    kind: str = ""  # what sort of work it is: jobs of one kind run and scale alike
+    kind: str = ""  # jobs of one kind run and scale alike
     queue_priority: int = 0  # of its Prefect work queue: lower numbers come first
-    priority: int = 0  # higher is more urgent, for policies that look at it
+    priority: int = 0  # higher is more urgent, for policies that use it
     deadline: float | None = None
     expected_s: float | None = None  # expected time on the devices
     nodes: tuple[str, ...] = ()  # patterns; empty means any node
@@ -62,15 +62,15 @@ class Job:
     may_span_nodes: bool = False
     min_gpus: int = 0  # an elastic job takes any number between these two; 0: exactly `gpus`
     max_gpus: int = 0
-    preemptible: bool = True  # whether it may be stopped for others, moved or resized
-    cpus: float = 0.0  # on each of its nodes, beside the devices
-    ram_mb: int = 0
-    # What it asks of the cluster: two jobs with the same ask can be served by the same devices.
-    # Worked out once, because it is looked up all the time.
-    ask: tuple[object, ...] = field(init=False, repr=False, compare=False)
+    preemptible: bool = True  # whether it may be preempted, moved or resized
+    cpus: float = 0.0  # on each of its nodes
+    ram_mb: int = 0  # on each of its nodes
+    # Everything that decides which devices can serve the job: jobs with equal requests are served by
+    # the same devices. Computed once because it is a key in many lookups.
+    request: tuple[object, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        ask = (
+        request = (
             self.gpus,
             self.memory_mb,
             self.may_span_nodes,
@@ -81,19 +81,19 @@ class Job:
             self.min_gpus,
             self.max_gpus,
         )
-        object.__setattr__(self, "ask", ask)
+        object.__setattr__(self, "request", request)
 
     def expecting(self, seconds: float | None) -> Job:
-        """The same job with another expected duration; much cheaper than dataclasses.replace."""
-        twin = object.__new__(Job)
+        """Return the same job with another expected duration; much cheaper than dataclasses.replace."""
+        copy = object.__new__(Job)
         for member in _MEMBERS:
-            member.__set__(twin, member.__get__(self))
-        object.__setattr__(twin, "expected_s", seconds)
-        return twin
+            member.__set__(copy, member.__get__(self))
+        object.__setattr__(copy, "expected_s", seconds)
+        return copy
 
     @property
     def order(self) -> tuple[int, float, str]:
-        """Arrival order: what every policy starts from."""
+        """Sorts jobs by queue priority and arrival."""
         return (self.queue_priority, self.submitted, self.id)
 
     @property
@@ -103,29 +103,29 @@ class Job:
 
     @property
     def most(self) -> int:
-        """The most devices it has a use for."""
+        """The most devices it can use."""
         return self.max_gpus or self.gpus
 
     def accepts(self, device: Device) -> bool:
-        """Whether this device, were it free, could serve the job."""
+        """Return whether the job could run on this device if it were free."""
         return (
             device.memory_mb >= self.memory_mb
             and (not self.nodes or _matches(device.node, self.nodes))
-            # a model is known by a part of its name: `1080` finds `GTX 1080 Ti`
+            # a part of the model's name is enough: `1080` finds `GTX 1080 Ti`
             and (not self.models or _matches(device.model, tuple(f"*{pattern}*" for pattern in self.models)))
         )
 
 
-_MEMBERS = tuple(getattr(Job, each.name) for each in fields(Job))
+_MEMBERS = tuple(getattr(Job, member.name) for member in fields(Job))
 
 
 def _matches(value: str, patterns: tuple[str, ...]) -> bool:
-    """Shell-style patterns, whatever the case."""
+    """Match shell-style patterns, ignoring case."""
     return any(fnmatchcase(value.lower(), pattern.lower()) for pattern in patterns)
 
 
 class Start(NamedTuple):
-    """Launch this job on exactly these devices, all of them or none."""
+    """Launch this job on exactly these devices."""
 
     job: Job
     devices: tuple[Device, ...]
@@ -145,14 +145,14 @@ class Reason:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a job came in the attempts that it has behind it."""
+    """How far a job came in its earlier attempts."""
 
     attempts: int = 0
     ran_s: float = 0.0  # time on devices
-    gpu_s: float = 0.0  # the same, times the devices it held
-    work_s: float = 0.0  # how much of its expected duration is done and kept
+    gpu_s: float = 0.0  # time on devices, times the number of devices
+    work_s: float = 0.0  # the part of its expected duration that is done and saved
     stopped: float | None = None  # when the last attempt ended
-    preemptions: int = 0  # how often it had to yield; moves do not count
+    preemptions: int = 0  # moves and resizes do not count
 
 
 NO_PROGRESS = Progress()
@@ -168,9 +168,9 @@ class Running:
     attempt: int = 1
     policy: str = ""
     before: Progress = NO_PROGRESS
-    rate: float = 1.0  # seconds of work it gets done in a second
-    rated: float = 0.0  # since when it goes at this rate
-    worked_s: float = 0.0  # what it got done in this attempt before that
+    rate: float = 1.0  # seconds of work done per second
+    rated: float = 0.0  # since when the rate holds
+    worked_s: float = 0.0  # the work done in this attempt before that
     _by_node: dict[str, int] | None = field(default=None, compare=False, repr=False)
 
     @property
@@ -179,7 +179,7 @@ class Running:
 
     @property
     def by_node(self) -> dict[str, int]:
-        """How many devices it holds on which node."""
+        """The number of devices it holds on each node."""
         if self._by_node is None:
             self._by_node = {}
             for device in self.devices:
@@ -187,22 +187,22 @@ class Running:
         return self._by_node
 
     def work(self, now: float) -> float:
-        """How much of its expected duration is done, this attempt included."""
+        """Return how much of its expected duration is done, including this attempt."""
         return self.before.work_s + self.worked_s + max(0.0, now - self.rated) * self.rate
 
     def due(self) -> float:
-        """When it will end at its present pace, if it takes as long as expected."""
+        """Return when it will end at its present rate, if it takes as long as expected."""
         expected = self.job.expected_s
         if expected is None or not self.rate:
             return math.inf
         return self.rated + (expected - self.before.work_s - self.worked_s) / self.rate
 
     def gpu_seconds(self, now: float) -> float:
-        """The service it attained so far, over all attempts."""
+        """Return the service it attained so far, over all attempts."""
         return self.before.gpu_s + (now - self.since) * len(self.devices)
 
     def progress(self, now: float) -> Progress:
-        """What it has behind it, were it stopped now."""
+        """Return its progress if it is stopped now."""
         ran = now - self.since
         before = self.before
         return Progress(
@@ -216,14 +216,14 @@ class Running:
 
 
 class Preempt(NamedTuple):
-    """Stop this job and put it back in line. Started again in the same plan, it moves or changes size."""
+    """Stop this job and put it back in the queue. Started again in the same plan, it is moved or resized."""
 
     running: Running
 
 
 class Plan(NamedTuple):
-    """What a policy answers: preempt these, then start those. `wake_at` asks to be called again at
-    that time at the latest."""
+    """What a policy decided: preempt these jobs, then start those, and plan again at `wake_at` at the
+    latest."""
 
     starts: tuple[Start, ...] = ()
     preempts: tuple[Preempt, ...] = ()
@@ -231,5 +231,5 @@ class Plan(NamedTuple):
 
 
 def all_devices(nodes: Iterable[Node]) -> list[Device]:
-    """Every device of these nodes, in node order."""
+    """Return every device of these nodes, in node order."""
     return [device for node in nodes for device in node.devices]

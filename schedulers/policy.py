@@ -1,8 +1,8 @@
 """What a policy is, what it sees, and how policies are found by name.
 
-A policy is one class in one file. Those in `schedulers/policies/` are found by themselves; one
-from another package is an entry point in the group `gpu_flows.policies`. Names come from this
-registry only: nothing here imports a dotted path that somebody typed into a form.
+A policy is one class in one file. Those in `schedulers/policies/` are found automatically; a policy of
+another package is an entry point in the group `gpu_flows.policies`. Names come from this registry
+only: a name typed into a form is never imported as a dotted path.
 """
 
 from __future__ import annotations
@@ -13,119 +13,147 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import entry_points
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Generic, Literal, cast, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, ValidationError
+from typing_extensions import TypeVar
 
 from gpu_flows.common.discovery import classes_in
+from gpu_flows.common.forms import FORM
 from gpu_flows.common.validation import explain
 from gpu_flows.schedulers.cluster.state import Cluster
 from gpu_flows.schedulers.draft import Draft
-from gpu_flows.schedulers.model import Job, Plan, Progress, Running
-from gpu_flows.schedulers.running_order import RunningOrder, RunningRank
-from gpu_flows.schedulers.waiting_queue import WaitingQueue
+from gpu_flows.schedulers.model import Job, Progress, Running
+from gpu_flows.schedulers.running_order import RunningJobs, RunningRank
+from gpu_flows.schedulers.waiting_queue import WaitingJobs
 
 ENTRY_POINTS = "gpu_flows.policies"
 
 Speed = Callable[[Job, str, int], float]
-"""How fast a job runs on so many devices of a model, measured by what it does on those it asks for."""
+"""How fast a job runs on this many devices of a model, relative to the number of devices it asks for."""
 
 
 def linear(job: Job, model: str, gpus: int) -> float:
-    """Nothing is known of the job: every device of any model does the same work."""
+    """Return the speed of a job of which nothing is known: every device of any model does the same work."""
     return gpus / job.gpus if job.gpus else 1.0
 
 
 @dataclass(slots=True)
 class State:
-    """What a policy looks at. Everything in it is live: read it, and change it by the draft only."""
+    """What a policy sees. It is live: every move on the draft shows here. Only the draft changes it."""
 
     now: float
-    queue: WaitingQueue  # the waiting jobs, in groups by what they ask for, in the policy's order
+    queue: WaitingJobs  # in the policy's order, in groups of jobs with the same request
     running: Mapping[str, Running]
-    running_order: RunningOrder  # the running jobs, in the policy's order
+    running_order: RunningJobs
     cluster: Cluster
-    draft: Draft  # where moves are made, one after the other
+    draft: Draft
     can_preempt: bool = True
     speed: Speed = linear
 
     @property
     def waiting(self) -> Sequence[Job]:
-        """In arrival order."""
+        """The waiting jobs in arrival order."""
         return self.queue.by_arrival
 
     def may_preempt(self, running: Running) -> bool:
-        """Whether this running job may be stopped now. Trying it with one that is protected costs the
-        policy its plan: it is asked again, as if nobody could be preempted."""
+        """Return whether this running job may be preempted now. If a policy preempts a protected job all
+        the same, its plan is discarded and it plans again as if no job could be preempted."""
         return self.can_preempt and self.draft.may_preempt(running)
 
-    def yielding(self) -> Iterator[tuple[Any, Running]]:
-        """The running jobs that may be stopped, with their ranks, the one that is served last first."""
+    def preemptible(self) -> Iterator[tuple[Any, Running]]:
+        """Iterate over the running jobs that may be preempted, with their ranks, the last in order first."""
         may_preempt = self.draft.may_preempt
         return (each for each in self.running_order.last_first(self.now) if may_preempt(each[1]))
 
 
 class Options(BaseModel):
-    """A policy's options: the block's form, the CLI's flags and the docs' table are this model."""
+    """A policy's options. This model makes the block's form, the CLI's flags and the table in the docs."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(**FORM, extra="forbid", frozen=True)
 
 
 Promise = Literal["no starvation", "work conserving"]
-"""No starvation: every job starts in the end, however many come after it. Work conserving: no job waits
+"""No starvation: every job starts eventually, however many arrive after it. Work conserving: no job waits
 while devices that it could use are idle."""
 
+OptionsT = TypeVar("OptionsT", bound=Options, default=Options, covariant=True)
 
-class Policy(ABC):
-    """Decides. Pure but for small state of its own: no clock, no I/O, no unseeded randomness."""
+
+class Policy(ABC, Generic[OptionsT]):
+    """Decides which jobs run where. `Policy[SomeOptions]` states the model of its options.
+
+    A policy may keep small state of its own, but uses no clock, no I/O and no unseeded randomness.
+    """
 
     name: ClassVar[str]
-    Options: ClassVar[type[Options]] = Options
+    Options: ClassVar[type[Options]] = Options  # the model given in the brackets
+    options: OptionsT
     preempts: ClassVar[bool] = False
-    moves_running: bool = False  # whether it plans also when nobody waits
-    needs: ClassVar[tuple[str, ...]] = ()  # what it must know of a job beyond its size
+    running_first: ClassVar[bool] = False  # among jobs of equal rank, a running job keeps its devices
+    needs: ClassVar[tuple[str, ...]] = ()  # what must be known about a job beyond its size
     optimizes: ClassVar[str] = ""  # what it is good for, in a few words
-    promises: ClassVar[tuple[Promise, ...]] = ()  # with its default options; tests hold it to them
+    promises: ClassVar[tuple[Promise, ...]] = ()  # with its default options; tests check them
+
+    def __init_subclass__(cls, **arguments: Any) -> None:
+        super().__init_subclass__(**arguments)
+        for base in cls.__dict__.get("__orig_bases__", ()):
+            origin = get_origin(base)
+            if isinstance(origin, type) and issubclass(origin, Policy):
+                (model,) = get_args(base)
+                if isinstance(model, type):  # not the type variable of a generic subclass
+                    cls.Options = model
 
     def __init__(self, **options: Any) -> None:
-        self.options = self.Options(**options)
+        self.options = cast(OptionsT, self.Options(**options))
+
+    @property
+    def moves_running(self) -> bool:
+        """Whether it plans also while no job waits, as one that resizes running jobs must. A policy with
+        the option `elastic` follows that; others may set `moves_running = True`."""
+        return bool(getattr(self.options, "elastic", False))
 
     def rank(self, job: Job, progress: Progress) -> Any:
-        """What to sort waiting jobs by, lower first. Must not change while the job waits."""
-        return job.order
+        """Return the value that orders waiting jobs, lower first. The engine compares queue priorities
+        before it, and submit times and ids after it; the default is arrival order.
 
-    def group(self, job: Job) -> object:
-        """Waiting jobs for which this is the same form a group of the line. They must share one ask."""
-        return job.ask
+        The value must not change while the job waits, unless the policy calls `state.draft.rerank`."""
+        return 0
 
     def running_rank(self, running: Running) -> RunningRank | None:
-        """Where a running job stands among the others, for policies that preempt by rank. Their ranks
-        are tuples (line, value, submitted, id)."""
+        """Return the value that orders a running job among all jobs, for policies that preempt by rank.
+        It compares with `rank`. None leaves the job out."""
         return None
 
+    def group(self, job: Job) -> object:
+        """Return the key of the job's group in the queue. Jobs of one group must have the same request."""
+        return job.request
+
     @abstractmethod
-    def plan(self, state: State) -> Plan:
-        """Which waiting jobs start now, and where; which running ones make room."""
+    def plan(self, state: State) -> None:
+        """Decide which waiting jobs start and where, and which running ones are preempted, by moves on
+        `state.draft`. To be called again at a certain time, call `state.draft.wake_at`."""
 
     @classmethod
     def rule(cls) -> str:
-        """The rule in a sentence: the first line of the class's docstring."""
+        """Return the rule in a sentence: the first line of the class's docstring."""
         return (cls.__doc__ or "").strip().split("\n")[0]
 
 
 class PolicyError(ValueError):
-    """No such policy, or an option it does not take; the message says which there are."""
+    """There is no such policy, or it does not take an option; the message lists what there is."""
 
 
 @cache
 def _built_in() -> dict[str, type[Policy]]:
-    return {policy.name: policy for policy in classes_in("gpu_flows.schedulers.policies", Policy)}
+    found: Iterator[type[Policy]] = classes_in("gpu_flows.schedulers.policies", Policy)
+    return {policy.name: policy for policy in found}
 
 
 def policies() -> dict[str, type[Policy]]:
-    """Every policy there is, by name. A built-in one wins over an entry point of the same name."""
+    """Return every policy by name. A built-in one wins over an entry point of the same name."""
     found = dict(_built_in())
-    importlib.invalidate_caches()  # a package installed a minute ago counts too
+    importlib.invalidate_caches()  # finds packages installed after this process started
     for entry in entry_points(group=ENTRY_POINTS):
         if entry.name not in found:
             try:
@@ -138,7 +166,7 @@ def policies() -> dict[str, type[Policy]]:
 
 
 def make_policy(name: str, options: Mapping[str, Any] | None = None) -> Policy:
-    """The policy of that name with these options, or a PolicyError that tells what is wrong."""
+    """Return the policy of that name with these options, or raise a PolicyError that explains why not."""
     known = _built_in() if name in _built_in() else policies()
     if name not in known:
         raise PolicyError(_why_absent(name) or f"There is no policy {name!r}. There are: {', '.join(known)}.")
@@ -146,12 +174,12 @@ def make_policy(name: str, options: Mapping[str, Any] | None = None) -> Policy:
         return known[name](**dict(options or {}))
     except ValidationError as error:
         raise PolicyError(_explain(known[name], error)) from None
-    except Exception as error:  # somebody else's policy may fail in any way it likes
+    except Exception as error:  # the constructor of a plugin may raise anything
         raise PolicyError(f"Policy {name!r} cannot be made: {type(error).__name__}: {error}") from error
 
 
 def _why_absent(name: str) -> str:
-    """A plugin of that name may be there and broken."""
+    """Explain why a plugin of that name, if there is one, was not listed."""
     for entry in entry_points(group=ENTRY_POINTS, name=name):
         try:
             entry.load()

@@ -1,85 +1,117 @@
-"""The running jobs in the policy's order, so that a policy finds at once who would yield first.
+"""The running jobs in the order of the policy, so that it finds quickly which one to preempt first.
 
-A running job's rank may move with time: under shortest-remaining-time it falls by a second each
-second. Jobs that move at the same speed never pass each other, so each speed is one sorted list
-(a rung) that needs no care while time goes by, and ranks are worked out only where they are read.
+A running job's rank may change with time: under shortest-remaining-time it falls by a second each
+second. Jobs that drift at the same speed never overtake each other, so there is one sorted list for
+each drift (and queue priority). It stays sorted as time goes by, and ranks are computed only when read.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple, Protocol
 
 from gpu_flows.schedulers.model import Running
 
 
 class RunningRank(NamedTuple):
-    """A running job's place among all jobs: at time t its value is `value + drift * t`."""
+    """The value that orders a running job among all jobs: at time t it is `value + drift * t`."""
 
-    value: Any  # a number, or with no drift anything that sorts
+    value: Any  # a number; without drift, anything that sorts
     drift: float = 0.0
 
 
+class OrderOfRunning(Protocol):
+    """The part of a policy that orders the running jobs."""
+
+    def running_rank(self, running: Running) -> RunningRank | None: ...
+
+
+class RunningJobs(Protocol):
+    """The order of the running jobs as a policy sees it. To change it, it calls `state.draft`."""
+
+    def last_first(self, now: float) -> Iterator[tuple[Any, Running]]: ...
+
+
+Lane = tuple[int, float]  # queue priority and drift: jobs of one lane never overtake each other
 Entry = tuple[Any, float, str, Running]
 
 
 class RunningOrder:
-    def __init__(self, running_rank: Callable[[Running], RunningRank | None]) -> None:
-        self._running_rank = running_rank
-        self._rungs: dict[tuple[int, float], list[Entry]] = {}
-        self._places: dict[str, tuple[tuple[int, float], Entry]] = {}
-
-    def rank_by(
-        self, running_rank: Callable[[Running], RunningRank | None], all_running: Iterable[Running]
-    ) -> None:
-        """Another order from now on."""
-        self._running_rank = running_rank
-        self._rungs.clear()
-        self._places.clear()
-        for running in all_running:
-            self.add(running)
+    def __init__(self, order: OrderOfRunning) -> None:
+        self._running_rank = order.running_rank
+        self._lanes: dict[Lane, list[Entry]] = {}
+        self._places: dict[str, tuple[Lane, Entry]] = {}
 
     def add(self, running: Running) -> None:
-        running_rank = self._running_rank(running)
-        if running_rank is None:
-            return
-        job = running.job
-        rung = (job.queue_priority, running_rank.drift)
-        entry: Entry = (running_rank.value, job.submitted, job.id, running)
-        insort(self._rungs.setdefault(rung, []), entry)
-        self._places[job.id] = (rung, entry)
+        place = self._rank(running)
+        if place:
+            self._insert(*place)
 
     def remove(self, job_id: str) -> None:
         place = self._places.pop(job_id, None)
         if place:
-            rung, entry = place
-            entries = self._rungs[rung]
+            lane, entry = place
+            entries = self._lanes[lane]
             del entries[bisect_left(entries, entry)]
             if not entries:
-                del self._rungs[rung]
+                del self._lanes[lane]
+
+    def rerank(self, running: Running) -> None:
+        """Ask the policy for the job's rank again. If that fails the job keeps its old rank."""
+        place = self._rank(running)
+        self.remove(running.job.id)
+        if place:
+            self._insert(*place)
+
+    def rerank_all(self, all_running: Iterable[Running]) -> None:
+        """Ask the policy for all ranks again. If that fails all jobs keep their old ranks."""
+        places = [self._rank(running) for running in all_running]
+        self._lanes.clear()
+        self._places.clear()
+        for place in filter(None, places):
+            self._insert(*place)
+
+    def order_by(self, order: OrderOfRunning, all_running: Iterable[Running]) -> None:
+        """Use the order of another policy from now on."""
+        self._running_rank = order.running_rank
+        self.rerank_all(all_running)
 
     def last_first(self, now: float) -> Iterator[tuple[Any, Running]]:
-        """Rank and job, beginning with the one that is served last."""
-        if len(self._rungs) == 1:
-            ((line, drift), entries) = next(iter(self._rungs.items()))
+        """Iterate over rank and job, beginning with the last in order. The ranks compare with those of
+        waiting jobs."""
+        if len(self._lanes) == 1:
+            ((lane, entries),) = self._lanes.items()
             for entry in reversed(entries):
-                yield _rank(line, drift, entry, now), entry[3]
+                yield _full_rank(lane, entry, now), entry[3]
             return
         ends: list[list[Any]] = []
-        for (line, drift), entries in self._rungs.items():
-            ends.append([_rank(line, drift, entries[-1], now), len(entries) - 1, line, drift, entries])
+        for lane, entries in self._lanes.items():
+            ends.append([_full_rank(lane, entries[-1], now), len(entries) - 1, lane, entries])
         while ends:
-            worst = max(ends)
-            rank, index, line, drift, entries = worst
+            last = max(ends)
+            rank, index, lane, entries = last
             yield rank, entries[index][3]
             if index:
-                worst[0], worst[1] = _rank(line, drift, entries[index - 1], now), index - 1
+                last[0], last[1] = _full_rank(lane, entries[index - 1], now), index - 1
             else:
-                ends.remove(worst)
+                ends.remove(last)
+
+    def _rank(self, running: Running) -> tuple[Lane, Entry] | None:
+        rank = self._running_rank(running)
+        if rank is None:
+            return None
+        job = running.job
+        return (job.queue_priority, rank.drift), (rank.value, job.submitted, job.id, running)
+
+    def _insert(self, lane: Lane, entry: Entry) -> None:
+        insort(self._lanes.setdefault(lane, []), entry)
+        self._places[entry[2]] = (lane, entry)
 
 
-def _rank(line: int, drift: float, entry: Entry, now: float) -> tuple[Any, ...]:
-    """In the shape of the waiting jobs' ranks, to compare with them."""
+def _full_rank(lane: Lane, entry: Entry, now: float) -> tuple[Any, ...]:
+    """Return a rank in the form of the waiting jobs' ranks. The third number is 0: among equal values a
+    running job precedes the waiting ones if the policy is `running_first`."""
+    queue_priority, drift = lane
     value = entry[0]
-    return (line, value + drift * now if drift else value, entry[1], entry[2])
+    return (queue_priority, value + drift * now if drift else value, 0, entry[1], entry[2])

@@ -15,7 +15,7 @@ from gpu_flows.dispatch.job_store import JobStore
 from gpu_flows.runtimes.base import Attempt, End, Found, Intent, Launch
 from gpu_flows.schedulers.cluster.spec import declare
 from gpu_flows.schedulers.engine import Engine
-from gpu_flows.schedulers.model import Job, Plan, Reason, Start
+from gpu_flows.schedulers.model import Job, Reason, Start
 from gpu_flows.schedulers.policy import Policy, State, make_policy
 from gpu_flows.schedulers.protection import UNPROTECTED, Protection
 
@@ -147,7 +147,7 @@ class Scripted(Policy):
         super().__init__()
         self.script: Callable[[State], None] | None = None
 
-    def plan(self, state: State) -> Plan:
+    def plan(self, state: State) -> None:
         if self.script:
             script, self.script = self.script, None
             script(state)
@@ -159,7 +159,6 @@ class Scripted(Policy):
                 if len(chosen) == job.gpus:
                     state.draft.start(job, chosen)
                     break
-        return state.draft.plan()
 
 
 class Stage:

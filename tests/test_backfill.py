@@ -73,7 +73,7 @@ def test_later_jobs_pass_the_first_only_where_they_do_not_delay_it(policy: str) 
         engine,
         Job("runs", gpus=2, expected_s=100),
         Job("wide", gpus=3, expected_s=100, user="w"),
-        Job("long-wide", gpus=2, expected_s=101, user="x"),  # the wide job leaves one device
+        Job("long-wide", gpus=2, expected_s=101, user="x"),  # the wide job does not need one of the devices
         Job("long", gpus=1, expected_s=1000, user="y"),
         Job("late", gpus=1, expected_s=101, user="y"),
         Job("brief", gpus=1, expected_s=100, user="z"),
@@ -85,22 +85,15 @@ def test_later_jobs_pass_the_first_only_where_they_do_not_delay_it(policy: str) 
 
 
 @pytest.mark.parametrize(("depth", "started"), [(100, ["runs", "brief"]), (1, ["runs"]), (0, ["runs"])])
-def test_a_brief_job_behind_a_long_one_that_asks_for_the_same_is_found(
-    depth: int, started: list[str]
-) -> None:
+def test_a_brief_job_behind_a_long_one_with_the_same_request_is_found(depth: int, started: list[str]) -> None:
     engine = pool("priority", "1x4", depth=depth)
-    submit(
-        engine,
-        Job("runs", gpus=2, expected_s=100),
-        Job("wide", gpus=4, expected_s=100),
-        Job("long", gpus=2, expected_s=101),
-        Job("brief", gpus=2, expected_s=99),
-    )
+    asked = {"runs": (2, 100), "wide": (4, 100), "long": (2, 101), "brief": (2, 99)}
+    submit(engine, *(Job(name, gpus=gpus, expected_s=seconds) for name, (gpus, seconds) in asked.items()))
     assert tick(engine, 0) == started
 
 
-def test_conservative_keeps_also_what_the_second_in_line_waits_for() -> None:
-    """The filler does not delay the head, only the next in line: EASY lets it go, conservative does not."""
+def test_conservative_reserves_for_the_second_waiting_job_too() -> None:
+    """The filler does not delay the head, only the next job: EASY starts it, conservative does not."""
     jobs = [
         Job("runs", gpus=3, expected_s=100),
         Job("head", gpus=3, expected_s=100),
@@ -116,7 +109,7 @@ def test_conservative_keeps_also_what_the_second_in_line_waits_for() -> None:
 
 
 @pytest.mark.parametrize("policy", ["priority", "conservative", "fair_share"])
-def test_where_nobody_knows_any_duration_a_wide_job_is_not_starved_by_narrow_ones(policy: str) -> None:
+def test_without_any_durations_a_wide_job_is_not_starved_by_narrow_ones(policy: str) -> None:
     engine = pool(policy, "2x2")
     submit(engine, Job("a"), Job("b"), Job("c", nodes=("node-2",)), Job("wide", gpus=2))
     submit(engine, *(Job(f"narrow{n}", submitted=1) for n in range(4)))
@@ -128,7 +121,7 @@ def test_where_nobody_knows_any_duration_a_wide_job_is_not_starved_by_narrow_one
 
 
 @pytest.mark.parametrize("policy", ["priority", "conservative", "fair_share"])
-def test_nobody_waits_for_a_repair_with_a_job_that_needs_it(policy: str) -> None:
+def test_a_job_that_needs_a_repair_delays_no_other_job(policy: str) -> None:
     engine = pool(policy, "2x2")
     engine.set_node("node-2", up=False)
     submit(engine, Job("stuck", gpus=2, nodes=("node-2",)), Job("other", gpus=2), Job("another"))
@@ -140,7 +133,7 @@ def test_nobody_waits_for_a_repair_with_a_job_that_needs_it(policy: str) -> None
 
 
 @pytest.mark.parametrize("policy", ["priority", "conservative", "fair_share"])
-def test_processors_are_kept_as_well(policy: str) -> None:
+def test_processors_are_reserved_as_well(policy: str) -> None:
     nodes = [replace(node, cpus=8) for node in declare("1x4")]
     engine = pool(policy, nodes)
     submit(
@@ -158,7 +151,7 @@ def test_processors_are_kept_as_well(policy: str) -> None:
 
 
 @pytest.mark.parametrize("policy", ["priority", "conservative"])
-def test_who_is_late_is_expected_to_take_as_long_again_as_it_is_late(policy: str) -> None:
+def test_a_late_job_is_expected_to_take_as_long_again_as_it_is_late(policy: str) -> None:
     engine = pool(policy, "1x2")
     submit(engine, Job("late", expected_s=10), Job("wide", gpus=2, expected_s=10))
     assert tick(engine, 0) == ["late"]
@@ -192,7 +185,7 @@ def promises(module: ModuleType) -> Iterator[dict[str, float]]:
     cpus=st.lists(st.sampled_from([0, 0, 4, 8]), min_size=25, max_size=25),
 )
 @quick
-def test_with_exact_durations_every_promise_is_kept(
+def test_with_exact_durations_every_reservation_is_kept(
     module: ModuleType, arrivals: list[Arrival], span: bool, placement: str, cpus: list[int]
 ) -> None:
     arrivals = [
@@ -250,7 +243,7 @@ def easy_by_count(arrivals: list[Arrival], gpus: int) -> dict[str, float]:
 
 @given(arrivals=workloads(most_gpus=8))
 @quick
-def test_with_equal_priorities_it_is_easy_to_the_second(arrivals: list[Arrival]) -> None:
+def test_with_equal_priorities_it_equals_plain_easy(arrivals: list[Arrival]) -> None:
     arrivals = plain(arrivals)
     assert run("priority", arrivals, declare("4x2"), placement="any") == easy_by_count(arrivals, 8)
 
@@ -298,7 +291,7 @@ class Histories:
 @pytest.mark.parametrize("policy", ["edf", "priority", "conservative", "fair_share"])
 @given(steps=Histories.steps, preempt=st.booleans(), placement=st.sampled_from(sorted(PLACEMENTS)))
 @quick
-def test_whatever_happens_no_plan_is_refused_and_everybody_gets_to_run(
+def test_on_failing_nodes_every_plan_is_valid_and_every_job_runs(
     policy: str, steps: list[tuple[str, object]], preempt: bool, placement: str
 ) -> None:
     nodes = [replace(node, cpus=10) for node in declare("2x4:A100:80+2x2:T4:16")]
@@ -337,7 +330,7 @@ def test_whatever_happens_no_plan_is_refused_and_everybody_gets_to_run(
 # -- priorities ---------------------------------------------------------------------------------
 
 
-def test_lower_priorities_yield_and_go_on_later() -> None:
+def test_lower_priorities_are_preempted_and_resume_later() -> None:
     arrivals = [
         Arrival(Job("low", gpus=2), 100.0),
         Arrival(Job("high", submitted=10, gpus=2, priority=1), 50.0),
@@ -348,12 +341,12 @@ def test_lower_priorities_yield_and_go_on_later() -> None:
         ("low", 0, 10, "preempted"),
         ("high", 10, 60, "completed"),  # the equal one does not push it out
         ("equal", 60, 70, "completed"),
-        ("low", 70, 160, "completed"),  # with the first ten seconds behind it
+        ("low", 70, 160, "completed"),  # it did ten seconds of work before
     ]
 
 
 @pytest.mark.parametrize(("preempt", "option"), [(False, True), (True, False)])
-def test_nobody_yields_where_that_is_impossible_or_unwanted(preempt: bool, option: bool) -> None:
+def test_no_job_is_preempted_where_that_is_impossible_or_turned_off(preempt: bool, option: bool) -> None:
     for policy in ("priority", "edf"):
         engine = pool(policy, "1x2", preempt, preemptive=option)
         submit(engine, Job("first", gpus=2, expected_s=10))
@@ -364,7 +357,7 @@ def test_nobody_yields_where_that_is_impossible_or_unwanted(preempt: bool, optio
         assert tick(engine, 10) == ["urgent", "second"]
 
 
-def test_a_job_behind_the_first_may_push_lower_ones_out_unless_that_delays_the_first() -> None:
+def test_a_job_behind_the_first_may_preempt_lower_ones_unless_that_delays_the_first() -> None:
     engine = pool("priority", "2x2", preempt=True)
     submit(
         engine,
@@ -396,7 +389,7 @@ def test_the_highest_class_runs_as_if_it_were_alone(arrivals: list[Arrival]) -> 
 # -- deadlines ----------------------------------------------------------------------------------
 
 
-def test_edf_serves_deadlines_first_and_the_rest_by_arrival() -> None:
+def test_edf_runs_deadlines_first_and_the_rest_by_arrival() -> None:
     engine = pool("edf", "1x1", preempt=True)
     submit(engine, Job("none"), Job("later", deadline=20.0), Job("sooner", deadline=10.0), Job("none-too"))
     order = tick(engine, 0)
@@ -406,7 +399,7 @@ def test_edf_serves_deadlines_first_and_the_rest_by_arrival() -> None:
     assert order == ["sooner", "later", "none", "none-too"]
 
 
-def test_jobs_without_a_deadline_do_not_push_each_other_out() -> None:
+def test_jobs_without_a_deadline_do_not_preempt_each_other() -> None:
     engine = pool("edf", "1x2", preempt=True)
     submit(engine, Job("runs", submitted=5))
     assert tick(engine, 5) == ["runs"]

@@ -15,7 +15,6 @@ from command_line.study import simulate, write
 from gpu_flows.cli import simulate as module
 from gpu_flows.cli.inputs import _specs
 from gpu_flows.schedulers import policy as registry
-from gpu_flows.schedulers.model import Plan
 from gpu_flows.schedulers.policy import Policy, State
 from gpu_flows.schedulers.simulation.simulator import simulate as real_simulation
 
@@ -168,7 +167,7 @@ def test_a_policy_that_fails_is_said_and_marked(trace: Path, monkeypatch: pytest
 
         name = "broken"
 
-        def plan(self, state: State) -> Plan:
+        def plan(self, state: State) -> None:
             raise RuntimeError("oh no")
 
     monkeypatch.setitem(registry._built_in(), "broken", Broken)

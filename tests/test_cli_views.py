@@ -27,7 +27,7 @@ def test_the_queue_shows_who_waits_and_why() -> None:
     serve_here(waiting=[waiting_job(), waiting_job("next", fix="Ask for less.")], running=[running_job()])
     said = gpu_flows("queue")
     assert said.code == 0
-    assert "1  patient  ada      2         3  3m 20s  1st in line, needs 2 GPUs on one node" in said.out
+    assert "1  patient  ada      2         3  3m 20s  1st in the queue, needs 2 GPUs on one node" in said.out
     assert "Ask for less." in said.out
     assert "SIM-node-1-0" not in said.out
     assert "2 waiting, 1 running in pool 'gpu', policy fifo." in said.out

@@ -1,4 +1,4 @@
-"""Elastic policies: shares against brute force and the letter of the papers, and what becomes of them."""
+"""Elastic policies: shares against brute force and the papers, and the moves that realize them."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ every = pytest.mark.parametrize(("policy", "options"), ELASTIC)
 def state_of(jobs: Sequence[Job], spec: str, speed: Speed = linear) -> State:
     """All of these jobs waiting for an empty cluster."""
     cluster = Cluster(declare(spec))
-    queue, running_order = WaitingQueue(lambda job, _: job.order), RunningOrder(lambda _: None)
+    queue, running_order = WaitingQueue(make_policy("fifo")), RunningOrder(make_policy("fifo"))
     for job in jobs:
         queue.add(job, NO_PROGRESS)
     running: dict[str, Running] = {}
@@ -93,7 +93,7 @@ def speedup(job: Job, gpus: int) -> float:
 @quick
 def test_ffdl_finds_the_largest_sum_of_speedups(jobs: list[Job], devices: int) -> None:
     division = Division(state_of(jobs, f"1x{devices}", tabled))
-    row = division.first_served(jobs)
+    row = division.select(jobs)
     shares = largest_sum(division, row)
     assert list(shares) == [job.id for job in row]
     assert sum(shares.values()) <= devices
@@ -111,7 +111,7 @@ def test_ffdl_on_cases_with_a_known_answer() -> None:
     def best(devices: int, *kinds: str) -> list[int]:
         jobs = [Job(f"{n}", n, kind=kind, min_gpus=1, max_gpus=4) for n, kind in enumerate(kinds)]
         division = Division(state_of(jobs, f"1x{devices}", tabled))
-        return list(largest_sum(division, division.first_served(jobs)).values())
+        return list(largest_sum(division, division.select(jobs)).values())
 
     assert best(4, "1,2,3,4", "1,1.1,1.2,1.3") == [3, 1], "both run, then the better one grows"
     assert best(4, "1,1.1,1.2,1.3", "1,2,3,4") == [1, 3]
@@ -168,7 +168,7 @@ def by_the_letter(jobs: list[Job], lengths: dict[str, float], devices: int) -> S
 
 @given(curves(falling=False), st.integers(1, 12))
 @settings(quick, max_examples=80)
-def test_afs_l_hands_devices_out_by_the_letter(jobs: list[Job], devices: int) -> None:
+def test_afs_l_hands_out_devices_as_in_the_paper(jobs: list[Job], devices: int) -> None:
     division = Division(state_of(jobs, f"1x{devices}", tabled))
     lengths = {job.id: (job.expected_s or 0.0) / tabled(job, "", 1) for job in jobs}
     by_length = sorted(jobs, key=lambda job: (job.queue_priority, lengths[job.id], job.submitted))
@@ -188,7 +188,7 @@ def test_afs_l_weighs_length_against_efficiency() -> None:
     assert one_by_one(division, iter([(alike, 10.0), (long, 100.0)])) == {"short": 3, "long": 1}
 
 
-def test_the_least_for_all_then_one_more_in_rounds_or_by_gain() -> None:
+def test_rules_give_the_least_to_all_then_more_in_rounds_or_by_gain() -> None:
     jobs = [
         Job("a", 0, kind="1,1.1,1.2,1.3", min_gpus=1, max_gpus=4),
         Job("b", 1, kind="1,2,3,4", min_gpus=2, max_gpus=3),
@@ -203,14 +203,14 @@ def test_the_least_for_all_then_one_more_in_rounds_or_by_gain() -> None:
 
 
 def ticked(engine: Engine, now: float) -> tuple[dict[str, int], set[str]]:
-    """The devices that each running job has after a tick, and who was stopped in it."""
+    """Return the devices that each running job has after a tick, and the jobs that it stopped."""
     actions = engine.tick(now)
     assert not engine.policy_error
     stopped = {action.running.job.id for action in actions if isinstance(action, Preempt)}
     return {job_id: len(each.devices) for job_id, each in engine.running.items()}, stopped
 
 
-def test_a_running_job_shrinks_for_a_newcomer_on_its_own_devices_and_grows_when_one_ends() -> None:
+def test_a_running_job_shrinks_for_a_new_one_and_grows_when_one_ends() -> None:
     engine = Engine(declare("1x4"), make_policy("fifo", {"elastic": True}), can_preempt=True)
     engine.submit(Job("a", 0, gpus=2, min_gpus=1, max_gpus=4))
     assert ticked(engine, 0) == ({"a": 4}, set())
@@ -219,7 +219,7 @@ def test_a_running_job_shrinks_for_a_newcomer_on_its_own_devices_and_grows_when_
     assert ticked(engine, 1) == ({"a": 2, "b": 2}, {"a"})
     assert set(engine.running["a"].devices) < before
     engine.submit(Job("c", 2))
-    assert ticked(engine, 2) == ({"a": 2, "b": 1, "c": 1}, {"b"}), "who keeps its share is left alone"
+    assert ticked(engine, 2) == ({"a": 2, "b": 1, "c": 1}, {"b"}), "a job that keeps its share is not stopped"
     engine.ended("a")
     assert ticked(engine, 3) == ({"b": 3, "c": 1}, {"b"})
     engine.ended("b")
@@ -245,7 +245,7 @@ def test_a_share_that_fits_nowhere_shrinks_to_what_does() -> None:
         assert [len(state.running[job.id].devices) for job in jobs] == expected
 
 
-def test_who_comes_first_is_not_kept_waiting_by_where_others_happen_to_be() -> None:
+def test_the_first_job_does_not_wait_for_devices_that_later_ones_hold() -> None:
     engine = Engine(declare("2x4"), make_policy("ffdl", {}), can_preempt=True)
     for number in range(4):
         engine.submit(Job(f"{number}", 10.0 + number, gpus=2))
@@ -259,7 +259,7 @@ def test_who_comes_first_is_not_kept_waiting_by_where_others_happen_to_be() -> N
 
 
 def test_devices_that_no_share_could_use_are_not_left_idle() -> None:
-    """The oldest in line want what is taken; those behind them get the rest, and keep it."""
+    """The oldest jobs need devices that are taken; the jobs behind them get the rest and keep it."""
     engine = Engine(declare("1x2:A100:80+1x2:T4:16"), make_policy("ffdl", {}), can_preempt=True)
     for number in range(6):
         engine.submit(Job(f"a{number}", number, models=("A100",)))
@@ -282,7 +282,7 @@ def test_a_resize_must_gain_enough() -> None:
         assert ticked(engine, 1) == expected, "a third more"
 
 
-def test_jobs_on_shared_devices_are_left_alone() -> None:
+def test_jobs_on_shared_devices_are_not_resized() -> None:
     engine = Engine(declare("1x3:T4:16"), make_policy("fifo", {"sharing": "shared"}), can_preempt=True)
     for number in range(2):
         engine.submit(Job(f"{number}", memory_mb=4096, min_gpus=1, max_gpus=3))
@@ -393,7 +393,7 @@ def test_no_device_is_idle_while_a_job_could_use_it_and_no_work_is_lost(
 @every
 @given(arrivals=elastic_workloads())
 @settings(quick, max_examples=10)
-def test_live_nothing_running_is_touched_and_every_job_gets_its_turn(
+def test_without_preemption_no_running_job_is_resized_and_every_job_runs(
     policy: str, options: dict[str, object], arrivals: list[Arrival]
 ) -> None:
     engine = Engine(declare("2x4"), make_policy(policy, options))

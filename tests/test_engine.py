@@ -11,8 +11,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from gpu_flows.schedulers.cluster.spec import declare
 from gpu_flows.schedulers.engine import Engine, Refuse
-from gpu_flows.schedulers.model import Job, Plan, Start
+from gpu_flows.schedulers.model import Job, Start
 from gpu_flows.schedulers.policy import Policy, State, make_policy
+from tests.workloads import FailingPolicy
 
 CLUSTER = declare("2x4:A100:80+2x2:T4:16")
 
@@ -43,19 +44,6 @@ policies = st.one_of(
         ),
     ),
 )
-
-
-class Raises(Policy):
-    """Fails halfway through a plan."""
-
-    name = "raises"
-
-    def plan(self, state: State) -> Plan:
-        draft = state.draft
-        for job in list(state.waiting)[:1]:
-            node = next(iter(state.cluster))
-            draft.start(job, tuple(s.device for s in node.devices[: job.gpus]))
-        raise RuntimeError("out of ideas")
 
 
 class AnyHistory(RuleBasedStateMachine):
@@ -110,8 +98,8 @@ class AnyHistory(RuleBasedStateMachine):
         self.engine.swap(policy)
 
     @rule()
-    def swap_to_nonsense(self) -> None:
-        self.engine.swap(Raises())
+    def swap_to_a_failing_policy(self) -> None:
+        self.engine.swap(FailingPolicy())
 
     @rule(index=st.integers(0, 11), healthy=st.booleans())
     def health(self, index: int, healthy: bool) -> None:
@@ -139,7 +127,7 @@ class AnyHistory(RuleBasedStateMachine):
 
     @rule(percent=st.floats(0, 100))
     def observe(self, percent: float) -> None:
-        self.engine.observe(dict.fromkeys(self.engine.cluster.devices, percent))
+        self.engine.set_utilization(dict.fromkeys(self.engine.cluster.devices, percent))
 
     @invariant()
     def memory_is_never_exceeded(self) -> None:
@@ -214,7 +202,7 @@ def test_every_possible_job_runs_in_arrival_order(policy: str) -> None:
     assert drain(engine) == [f"{number:02}" for number in range(40)]
 
 
-def test_a_swap_sees_the_whole_state_and_touches_nothing_running() -> None:
+def test_a_swap_keeps_the_state_and_the_running_jobs() -> None:
     engine = Engine(declare("1x4"), make_policy("fifo"))
     for number in range(3):
         engine.submit(Job(id=str(number), submitted=number, gpus=2))
@@ -228,7 +216,7 @@ def test_a_swap_sees_the_whole_state_and_touches_nothing_running() -> None:
     assert [action.job.id for action in engine.tick(2)] == ["2"]
 
 
-def test_what_can_never_fit_is_refused_with_a_reason_others_go_on() -> None:
+def test_a_job_that_can_never_fit_is_refused_with_a_reason() -> None:
     engine = Engine(declare("3x4:GTX 1080 Ti:11"), make_policy("fifo"))
     engine.submit(Job(id="wide", gpus=5))
     engine.submit(Job(id="many", gpus=10**6, may_span_nodes=True))
@@ -254,7 +242,7 @@ def test_an_adopted_job_keeps_its_devices() -> None:
     assert [action.job.id for action in engine.tick(11)] == ["new"]
 
 
-def test_a_job_is_adopted_also_on_devices_that_are_sick_or_not_declared() -> None:
+def test_a_job_is_adopted_on_unhealthy_or_undeclared_devices() -> None:
     nodes = declare("2x2")
     engine = Engine(nodes[:1], make_policy("fifo"))
     sick = nodes[0].devices[0]
@@ -270,7 +258,7 @@ def test_a_job_is_adopted_also_on_devices_that_are_sick_or_not_declared() -> Non
     assert [action.devices for action in engine.tick(2)] == [nodes[1].devices]
 
 
-def test_a_job_that_changes_its_mind_while_waiting_is_planned_anew() -> None:
+def test_a_waiting_job_can_change_its_request() -> None:
     engine = Engine(declare("1x4"), make_policy("fifo"))
     engine.submit(Job(id="a", gpus=4))
     engine.tick(0)
@@ -283,16 +271,17 @@ def _devices(state: State, count: int) -> Any:
     return tuple(s.device for s in list(state.cluster.devices.values())[:count])
 
 
-def test_a_policy_is_called_again_when_it_asked_to_be() -> None:
+def test_a_policy_is_called_again_at_its_wake_time() -> None:
     class Patient(Policy):
         """Starts nothing before ten o'clock."""
 
         name = "patient"
 
-        def plan(self, state: State) -> Plan:
+        def plan(self, state: State) -> None:
             if state.now < 10:
-                return Plan(wake_at=10.0)
-            return Plan((Start(state.waiting[0], _devices(state, 1)),))
+                state.draft.wake_at(10)
+            else:
+                state.draft.start(state.waiting[0], _devices(state, 1))
 
     engine = Engine(declare("1x1"), Patient())
     engine.submit(Job(id="a"))
@@ -302,7 +291,7 @@ def test_a_policy_is_called_again_when_it_asked_to_be() -> None:
     assert [action.job.id for action in engine.tick(10)] == ["a"]
 
 
-def test_a_job_that_asks_for_no_device_starts_at_once_whoever_waits() -> None:
+def test_a_job_that_asks_for_no_device_starts_before_the_waiting_ones() -> None:
     engine = Engine(declare("1x1"), make_policy("fifo"))
     for number in range(3):
         engine.submit(Job(id=str(number), submitted=number))

@@ -1,41 +1,31 @@
-"""The engine where things go wrong: policies that misbehave, devices that come and go."""
+"""The engine in trouble: policies that misbehave, devices that are added and removed."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from gpu_flows.schedulers.cluster.spec import declare
+from gpu_flows.schedulers.draft import InvalidMove
 from gpu_flows.schedulers.engine import Engine
 from gpu_flows.schedulers.model import Device, Job, Node, Plan, Progress, Running, Start
 from gpu_flows.schedulers.policy import Policy, State, make_policy
 from gpu_flows.schedulers.running_order import RunningRank
+from tests.workloads import FailingPolicy
 
 
-class Raises(Policy):
-    """Fails halfway through a plan."""
-
-    name = "raises"
-
-    def plan(self, state: State) -> Plan:
-        draft = state.draft
-        for job in list(state.waiting)[:1]:
-            node = next(iter(state.cluster))
-            draft.start(job, tuple(s.device for s in node.devices[: job.gpus]))
-        raise RuntimeError("out of ideas")
-
-
-def test_a_policy_that_raises_is_told_where() -> None:
-    engine = Engine(declare("1x4"), Raises())
+def test_the_error_of_a_policy_names_its_line() -> None:
+    engine = Engine(declare("1x4"), FailingPolicy())
     engine.submit(Job(id="a"))
     assert [action.job.id for action in engine.tick(0) if isinstance(action, Start)] == ["a"]
-    assert engine.policy_error.startswith("RuntimeError: out of ideas (test_engine_trouble.py, line ")
+    assert engine.policy_error.startswith("RuntimeError: out of ideas (workloads.py, line ")
 
 
 class BadOrder(Policy):
-    """Srtf, but it has no rank for who ran before, and no running_rank for the job called x."""
+    """Has no rank for a job that ran before, and no running_rank for the job called x."""
 
     name = "bad_order"
     preempts = True
@@ -43,28 +33,27 @@ class BadOrder(Policy):
     def rank(self, job: Job, progress: Progress) -> Any:
         if progress.attempts:
             raise RuntimeError("no rank")
-        return job.order
+        return 0
 
     def running_rank(self, running: Running) -> RunningRank:
         if running.job.id == "x":
             raise RuntimeError("no running_rank")
         return RunningRank(0)
 
-    def plan(self, state: State) -> Plan:
+    def plan(self, state: State) -> None:
         for job_id in list(state.running):
             state.draft.preempt(job_id)
         for job in state.waiting:
             state.draft.start(job, _devices(state, job.gpus))
-        return state.draft.plan()
 
 
-def test_an_order_that_fails_in_the_middle_of_a_move_loses_no_job_and_no_device() -> None:
+def test_a_rank_that_raises_in_the_middle_of_a_move_loses_no_job_and_no_device() -> None:
     engine = Engine(declare("1x1"), BadOrder(), can_preempt=True)
     engine.submit(Job(id="long"))
     assert [action.job.id for action in engine.tick(0) if isinstance(action, Start)] == ["long"]
     engine.submit(Job(id="short", submitted=1))
-    assert engine.tick(1) == [], "the preemption failed and was taken back whole"
-    assert "no rank" in engine.policy_error
+    assert engine.tick(1) == [], "the preemption failed and was rolled back"
+    assert "no rank (test_engine_trouble.py, line " in engine.policy_error
     assert list(engine.running) == ["long"]
     assert [job.id for job in engine.waiting] == ["short"]
 
@@ -82,13 +71,13 @@ def _devices_of(engine: Engine) -> Any:
     return tuple(state.device for state in engine.cluster.devices.values())
 
 
-def test_a_device_that_comes_to_another_node_is_given_back_there() -> None:
+def test_a_device_that_moved_to_another_node_is_released_there() -> None:
     device = Device("GPU-1", "a", 0)
     engine = Engine([Node("a", (device,), cpus=8)], make_policy("fifo"))
     engine.submit(Job(id="x", cpus=8))
     engine.tick(0)
     renamed = [Node("b", (replace(device, node="b"),), cpus=8)]
-    for nodes in (renamed, [], renamed):  # it may leave for a while, too
+    for nodes in (renamed, [], renamed):  # it may be absent for a while, too
         engine.set_nodes(nodes)
     engine.submit(Job(id="y", submitted=1, cpus=8))
     assert engine.tick(1) == [], "its processors are still taken"
@@ -99,7 +88,7 @@ def test_a_device_that_comes_to_another_node_is_given_back_there() -> None:
     assert engine.cluster.nodes["b"].free_cpus == 8
 
 
-def test_a_preemption_is_taken_back_also_on_devices_that_are_not_declared_any_more() -> None:
+def test_a_preemption_is_rolled_back_on_devices_that_are_no_longer_declared() -> None:
     engine = Engine(declare("2x1"), make_policy("srtf"), can_preempt=True)
     engine.submit(Job(id="long", expected_s=100, gpus=2, may_span_nodes=True))
     engine.tick(0)
@@ -111,7 +100,7 @@ def test_a_preemption_is_taken_back_also_on_devices_that_are_not_declared_any_mo
     assert list(engine.running) == ["short"]
 
 
-def test_what_a_host_lacks_is_told_as_such() -> None:
+def test_a_refusal_names_the_processors_that_a_host_lacks() -> None:
     engine = Engine(
         [Node("a", (Device("GPU-1", "a", 0), Device("GPU-2", "a", 1)), cpus=8)], make_policy("fifo")
     )
@@ -125,74 +114,145 @@ def test_what_a_host_lacks_is_told_as_such() -> None:
     assert reason.code == "capacity"
 
 
-def test_a_job_that_waits_for_ever_leaves_no_litter_in_the_line() -> None:
-    """Tries that are taken back, again and again."""
-
+def test_rollbacks_do_not_fill_the_queue_with_outdated_entries() -> None:
     class Tries(Policy):
-        """Starts the first job and thinks better of it."""
+        """Starts the first job and rolls that back."""
 
         name = "tries"
 
-        def plan(self, state: State) -> Plan:
+        def plan(self, state: State) -> None:
             for job in state.waiting:
                 state.draft.start(job, _devices(state, 1))
-                state.draft.undo()
-            return state.draft.plan(state.now + 1)
+                state.draft.rollback()
+            state.draft.wake_at(state.now + 1)
 
     engine = Engine(declare("1x1"), Tries())
     engine.submit(Job(id="a"))
     for now in range(500):
         engine.tick(float(now))
-    assert sum(len(group.heap) for group in engine._queue._groups.values()) < 100
+    assert sum(len(group._heap) for group in engine._queue._groups.values()) < 100
 
 
-class Answers(Policy):
-    """Answers whatever it was told to."""
+class Reranks(Policy):
+    """Reranks every job at every plan. From then on the ranks of the job called `broken` raise."""
 
-    name = "answers"
+    name = "reranks"
+    moves_running = True
+    fails = False
 
-    def __init__(self, plan: Any) -> None:
-        super().__init__()
-        self._plan = plan
+    def rank(self, job: Job, progress: Progress) -> Any:
+        if self.fails and job.id == "broken":
+            raise RuntimeError("no rank")
+        return -job.priority if self.fails else 0
 
-    def plan(self, state: State) -> Plan:
-        return self._plan(state)  # type: ignore[no-any-return]
+    def running_rank(self, running: Running) -> RunningRank:
+        return RunningRank(self.rank(running.job, running.before))
+
+    def plan(self, state: State) -> None:
+        self.fails = True
+        for job_id in [*state.running, *(job.id for job in state.waiting)]:
+            try:
+                state.draft.rerank(job_id)
+            except RuntimeError:
+                assert job_id == "broken"
+        with pytest.raises(InvalidMove, match="neither waits nor runs"):
+            state.draft.rerank("unknown")
+
+
+def test_a_rank_that_raises_when_a_job_is_reranked_does_not_lose_the_job() -> None:
+    engine = Engine(declare("1x1"), Reranks())
+    for name, priority in (("broken", 0), ("low", 1), ("high", 2)):
+        engine.submit(Job(id=name, priority=priority, submitted=len(name)))
+    assert [job.id for job, _ in engine.reasons()] == ["low", "high", "broken"]
+    engine.tick(0)
+    assert not engine.policy_error
+    assert [job.id for job, _ in engine.reasons()] == ["high", "low", "broken"], (
+        "in the new order, and complete"
+    )
+    engine.swap(make_policy("fifo", {"skip": True}))
+    assert [action.job.id for action in engine.tick(1)] == ["low"], "the first to arrive"
+
+
+def test_a_running_job_whose_rank_raises_keeps_its_old_one() -> None:
+    engine = Engine(declare("1x2"), Reranks())
+    devices = _devices_of(engine)
+    for name, device in zip(("broken", "fine"), devices, strict=True):
+        assert engine.adopt(Job(id=name), (device,), since=0, attempt=1)
+    engine.tick(0)
+    assert not engine.policy_error
+    assert {running.job.id for _, running in engine._running_order.last_first(1)} == {"broken", "fine"}
+
+
+def test_an_error_while_all_jobs_are_reranked_changes_nothing() -> None:
+    class ReranksAll(Reranks):
+        """Reranks all jobs together."""
+
+        name = "reranks_all"
+
+        def plan(self, state: State) -> None:
+            self.fails = True
+            state.draft.rerank_all()
+
+    engine = Engine(declare("1x1"), ReranksAll())
+    for name in ("a", "broken", "c"):
+        engine.submit(Job(id=name))
+    assert [action.job.id for action in engine.tick(0)] == ["a"], "FIFO decides"
+    assert "no rank" in engine.policy_error
+    assert [job.id for job in engine.waiting] == ["broken", "c"]
 
 
 def _devices(state: State, count: int) -> Any:
     return tuple(s.device for s in list(state.cluster.devices.values())[:count])
 
 
-BAD_PLANS = {
+class Attempts(Policy):
+    """Makes one attempt at a plan."""
+
+    name = "attempts"
+
+    def __init__(self, attempt: Callable[[State], Any]) -> None:
+        super().__init__()
+        self._attempt = attempt
+
+    def plan(self, state: State) -> None:
+        return self._attempt(state)  # type: ignore[no-any-return]
+
+
+def _start(state: State, *starts: tuple[Job, Any]) -> None:
+    for job, devices in starts:
+        state.draft.start(job, devices)
+
+
+BAD_PLANS: dict[str, Callable[[State], Any]] = {
     "raises": lambda s: 1 / 0,
-    "answers nothing": lambda s: None,
-    "too few devices": lambda s: Plan((Start(s.waiting[0], ()),)),
-    "a device twice": lambda s: Plan((Start(s.waiting[0], _devices(s, 1) * 2),)),
-    "one device for two jobs": lambda s: Plan(
-        (Start(s.waiting[0], _devices(s, 2)), Start(s.waiting[1], _devices(s, 2)))
+    "returns a plan": lambda s: Plan((Start(s.waiting[0], _devices(s, 2)),)),
+    "too few devices": lambda s: _start(s, (s.waiting[0], ())),
+    "a device twice": lambda s: _start(s, (s.waiting[0], _devices(s, 1) * 2)),
+    "one device for two jobs": lambda s: _start(s, *((job, _devices(s, 2)) for job in list(s.waiting))),
+    "a job twice": lambda s: _start(
+        s, *((job, devices) for job in s.waiting[:1] for devices in (_devices(s, 2), _devices(s, 4)[2:]))
     ),
-    "a job twice": lambda s: Plan(
-        (Start(s.waiting[0], _devices(s, 2)), Start(s.waiting[0], _devices(s, 4)[2:]))
+    "an unknown job": lambda s: _start(s, (Job(id="unknown", gpus=2), _devices(s, 2))),
+    "a job made up": lambda s: _start(s, (Job(id="a", gpus=1), _devices(s, 1))),
+    "a device made up": lambda s: _start(
+        s, (s.waiting[0], tuple(replace(device, node="node-2") for device in _devices(s, 2)))
     ),
-    "an unknown job": lambda s: Plan((Start(Job(id="who", gpus=2), _devices(s, 2)),)),
-    "a job made up": lambda s: Plan((Start(Job(id="a", gpus=1), _devices(s, 1)),)),
-    "a device it made up": lambda s: Plan(
-        (Start(s.waiting[0], tuple(replace(d, node="node-2") for d in _devices(s, 2))),)
-    ),
-    "across nodes unasked": lambda s: Plan((Start(s.waiting[0], _devices(s, 5)[3:]),)),
+    "across nodes unasked": lambda s: _start(s, (s.waiting[0], _devices(s, 5)[3:])),
+    "wakes in the past": lambda s: s.draft.wake_at(s.now),
+    "preempts a waiting job": lambda s: s.draft.preempt("a"),
 }
 
 
 @pytest.mark.parametrize("wrong", BAD_PLANS)
-def test_a_bad_plan_is_rejected_whole_and_fifo_serves_until_the_policy_is_swapped(wrong: str) -> None:
-    engine = Engine(declare("2x4"), Answers(BAD_PLANS[wrong]))
+def test_a_bad_plan_is_rolled_back_and_fifo_decides_until_the_policy_is_swapped(wrong: str) -> None:
+    engine = Engine(declare("2x4"), Attempts(BAD_PLANS[wrong]))
     for name in "ab":
         engine.submit(Job(id=name, gpus=2))
     started = [action.job.id for action in engine.tick(0)]
-    assert started == ["a", "b"], "FIFO serves in its stead"
+    assert started == ["a", "b"], "FIFO decides instead"
     assert engine.policy_error
-    assert engine.serving.name == "fifo"
+    assert engine.active_policy.name == "fifo"
     assert engine.running["a"].policy == "fifo"
     engine.swap(make_policy("round_robin"))
     assert not engine.policy_error
-    assert engine.serving.name == "round_robin"
+    assert engine.active_policy.name == "round_robin"

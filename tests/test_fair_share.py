@@ -1,4 +1,4 @@
-"""Fair share: who gets how much, what is counted, and what is not."""
+"""Fair share: how much each user gets, and which device time counts."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def started(engine: Engine, now: float) -> list[str]:
 
 
 @pytest.mark.parametrize("half_life_s", [1e3, 1e4, 1e9])
-def test_two_users_who_always_want_more_get_device_time_by_weight(half_life_s: float) -> None:
+def test_two_users_with_endless_jobs_get_device_time_by_weight(half_life_s: float) -> None:
     arrivals = backlog("ann", 400, 1) + backlog("bob", 400, 2)
     had = device_time(arrivals, 20_000, weights={"ann": 2}, half_life_s=half_life_s)
     assert had["ann"] / had["bob"] == pytest.approx(2, rel=0.05)
@@ -60,21 +60,21 @@ def test_wide_jobs_get_their_share_beside_narrow_ones() -> None:
     assert had["wide"] / had["narrow"] == pytest.approx(1, rel=0.1)
 
 
-def test_devices_that_are_free_together_are_shared_out_by_weight() -> None:
+def test_devices_that_become_free_together_are_divided_by_weight() -> None:
     engine = Engine(declare("2x4"), make_policy("fair_share", {"weights": {"ann": 3}}))
     for arrival in backlog("ann", 20, 1) + backlog("bob", 20, 2):
         engine.submit(arrival.job)
     assert sorted(job_id[:3] for job_id in started(engine, 0)) == ["ann"] * 6 + ["bob"] * 2
 
 
-def test_a_users_own_jobs_go_in_arrival_order_whatever_they_ask_for() -> None:
+def test_jobs_of_one_user_start_in_arrival_order() -> None:
     engine = Engine(declare("1x4"), make_policy("fair_share"))
     for number, gpus in enumerate((2, 1, 1, 2)):
         engine.submit(Job(f"job{number}", submitted=number, gpus=gpus, user="ann"))
     assert started(engine, 5) == ["job0", "job1", "job2"]
 
 
-def test_lines_come_before_shares() -> None:
+def test_queue_priority_comes_before_shares() -> None:
     engine = Engine(declare("1x1"), make_policy("fair_share"))
     engine.submit(Job("first", user="ann"))
     assert started(engine, 0) == ["first"]
@@ -101,17 +101,17 @@ def next_user(engine: Engine, now: float) -> str:
     return started(engine, now)[0].partition("-")[0]
 
 
-def test_time_in_which_nothing_ran_is_charged_to_nobody() -> None:
-    """The last job of a pool ends while nobody waits; what comes after is not on its user's account."""
+def test_idle_time_is_not_charged() -> None:
+    """The last job of a pool ends while no job waits; the time after it is not charged to its user."""
     assert next_user(pool_after(("bob", 0, 90), ("ann", 100, 180)), 5000) == "ann"
 
 
-def test_what_was_long_ago_counts_less() -> None:
+def test_old_device_time_counts_less() -> None:
     assert next_user(pool_after(("ann", 0, 400), ("bob", 4000, 4100)), 4200) == "ann"
     assert next_user(pool_after(("ann", 0, 400), ("bob", 500, 600)), 700) == "bob"
 
 
-def test_what_runs_counts_as_it_goes_also_for_a_policy_that_came_later() -> None:
+def test_running_jobs_are_charged_after_a_swap_too() -> None:
     engine = Engine(declare("1x3"), make_policy("fifo"))
     engine.submit(Job("long", user="ann"))
     assert started(engine, 0) == ["long"]
@@ -121,7 +121,7 @@ def test_what_runs_counts_as_it_goes_also_for_a_policy_that_came_later() -> None
     assert next_user(engine, 1000) == "bob"
 
 
-def test_a_job_that_comes_back_is_charged_for_every_attempt() -> None:
+def test_a_requeued_job_is_charged_for_every_attempt() -> None:
     engine = Engine(declare("1x2"), make_policy("fair_share"))
     engine.submit(Job("unlucky", user="ann"))
     engine.submit(Job("steady", user="bob"))
@@ -135,7 +135,7 @@ def test_a_job_that_comes_back_is_charged_for_every_attempt() -> None:
     assert started(engine, 510) == ["again"], "500 device-seconds against 510"
 
 
-def test_shared_devices_are_shared_out_too() -> None:
+def test_shared_devices_are_divided_by_weight_too() -> None:
     policy = make_policy("fair_share", {"sharing": "shared"})
     engine = Engine(declare("1x2:A100:80"), policy)
     for arrival in backlog("ann", 9, 1) + backlog("bob", 9, 2):
@@ -143,6 +143,6 @@ def test_shared_devices_are_shared_out_too() -> None:
     assert sorted(job_id[:3] for job_id in started(engine, 0)) == ["ann"] * 4 + ["bob"] * 4
 
 
-def test_a_weight_is_more_than_nothing() -> None:
+def test_weights_must_be_positive() -> None:
     with pytest.raises(PolicyError, match=r"weights\.ann: .*greater than 0"):
         make_policy("fair_share", {"weights": {"ann": 0}})

@@ -52,17 +52,17 @@ def shares(gain: list[list[float]], width: list[float], room: list[float]) -> Nu
         ([[4, 1], [2, 1]], [1, 1], [1, 1], [[1 / 4, 3 / 4], [3 / 4, 1 / 4]]),
         # a job on two devices gets half the time, if that makes the same device-time
         ([[2], [1], [1]], [2, 1, 1], [2], [[1 / 3], [2 / 3], [2 / 3]]),
-        # where all is one, everybody has of each fleet by its size
+        # equal jobs get shares of each fleet by its size
         ([[1, 1, 1]] * 96, [1] * 96, [24, 16, 8], [[1 / 4, 1 / 6, 1 / 12]] * 96),
     ],
 )
-def test_shares_that_can_be_worked_out_by_hand(
+def test_shares_match_those_computed_by_hand(
     gain: list[list[float]], width: list[float], room: list[float], expected: list[list[float]]
 ) -> None:
     assert shares(gain, width, room) == pytest.approx(np.array(expected), abs=2e-4)
 
 
-def test_with_gain_per_work_left_they_are_the_shortest_makespan() -> None:
+def test_with_gain_per_work_left_shares_give_the_shortest_makespan() -> None:
     left = [10.0, 20.0, 30.0, 36.0]
     found = shares([[1 / each] for each in left], [1, 1, 1, 1], [2])
     assert min(found[:, 0] / left) == pytest.approx(1 / 48, rel=1e-3), "96 s of work on two devices"
@@ -70,7 +70,7 @@ def test_with_gain_per_work_left_they_are_the_shortest_makespan() -> None:
 
 @given(seed=st.integers(0, 10_000))
 @settings(max_examples=20, deadline=None)
-def test_nobody_could_gain_more_without_another_gaining_less(seed: int) -> None:
+def test_no_job_could_gain_more_without_another_gaining_less(seed: int) -> None:
     random = np.random.default_rng(seed)
     jobs, fleets = random.integers(1, 30), random.integers(1, 5)
     gain = np.exp(random.normal(0, 1, (jobs, fleets)) + random.normal(0, 2, (jobs, 1)))
@@ -87,7 +87,7 @@ def test_nobody_could_gain_more_without_another_gaining_less(seed: int) -> None:
 
 
 def best_of_the_least(gain: Numbers, width: Numbers, room: Numbers) -> float:
-    """The same program, written down row by row and solved by somebody else."""
+    """Solve the same program, written row by row, with another solver."""
     jobs, fleets = gain.shape
     rows, limits = [], []
     for job in range(jobs):
@@ -103,7 +103,7 @@ def best_of_the_least(gain: Numbers, width: Numbers, room: Numbers) -> float:
     return float(-linprog([0.0] * gain.size + [-1.0], A_ub=rows, b_ub=limits).fun)
 
 
-def test_jobs_that_are_alike_get_the_same_whatever_their_order() -> None:
+def test_equal_jobs_get_equal_shares_in_any_order() -> None:
     random = np.random.default_rng(1)
     kinds = random.random((5, 3)) + 0.1
     which, width = random.integers(0, 5, 40), np.ones(40)
@@ -141,7 +141,9 @@ def replay(trace: str, **options: Any) -> tuple[float, float]:
         ("max_min_fairness", "max_min", 13_766, 61_591),
     ],
 )
-def test_it_does_what_gavel_does(trace: str, objective: str, turnaround_s: float, makespan_s: float) -> None:
+def test_it_reproduces_the_results_of_gavel(
+    trace: str, objective: str, turnaround_s: float, makespan_s: float
+) -> None:
     turnaround, makespan = replay(trace, objective=objective)
     assert turnaround == pytest.approx(turnaround_s, rel=0.02)
     assert makespan == pytest.approx(makespan_s, rel=0.02)
@@ -155,7 +157,7 @@ def test_it_does_what_gavel_does(trace: str, objective: str, turnaround_s: float
         ("max_min_fairness", "max_min", 18_705, 70_929),
     ],
 )
-def test_it_does_what_gavel_does_blind_to_speeds(
+def test_it_reproduces_the_results_of_gavel_that_ignores_speeds(
     trace: str, objective: str, turnaround_s: float, makespan_s: float
 ) -> None:
     """Blind, the models' turns are drawn, and luck decides where the last long job ends up: from draw to
@@ -195,7 +197,7 @@ def time_on(found: Simulation, name: str, model: str = "") -> float:
     return sum(each.ended - each.started for each in mine if model in each.devices[0].model)
 
 
-def test_nobody_starts_within_a_round_and_one_whose_jobs_have_ended_is_over() -> None:
+def test_jobs_start_between_rounds_and_a_round_ends_with_its_jobs() -> None:
     jobs = [Arrival(job("a"), 100.0), Arrival(job("b"), 400.0), Arrival(job("c", 10.0), 50.0)]
     found = run(jobs, "1x2:fast", renew_s=0)
     starts = {each.arrival.job.id: each.started for each in found.jobs}
@@ -206,7 +208,7 @@ def test_nobody_starts_within_a_round_and_one_whose_jobs_have_ended_is_over() ->
     assert [each.started for each in alone.jobs] == [0, 100]
 
 
-def test_newcomers_wait_until_shares_are_renewed() -> None:
+def test_new_jobs_wait_until_shares_are_renewed() -> None:
     jobs = [Arrival(job("a"), 9_000.0), Arrival(job("b", 400.0), 9_000.0), Arrival(job("c", 800.0), 60.0)]
     # the shares of second 0 are a first try; those of second 720, which b gets, hold for 1,920 s
     starts = [each.started for each in run(jobs, "1x4:fast").jobs]
@@ -214,7 +216,7 @@ def test_newcomers_wait_until_shares_are_renewed() -> None:
     assert [each.started for each in run(jobs, "1x4:fast", renew_s=0).jobs] == [0, 720, 1_080]
 
 
-def test_each_runs_where_it_makes_the_most_of_it() -> None:
+def test_each_job_runs_on_the_model_where_it_gains_most() -> None:
     jobs = [Arrival(job("a", kind="big"), 7_200.0), Arrival(job("b"), 7_200.0)]
     found = run(jobs, "1x1:slow+1x1:fast")
     assert time_on(found, "a", "fast") > 0.9 * 7_200
@@ -223,7 +225,7 @@ def test_each_runs_where_it_makes_the_most_of_it() -> None:
     assert time_on(blind, "a", "slow") > 0.3 * time_on(blind, "a")
 
 
-def test_no_job_is_sent_where_it_would_stand_still() -> None:
+def test_no_job_runs_on_a_model_where_its_speed_is_zero() -> None:
     for aware in (True, False):
         jobs = [Arrival(job("a", kind="none"), 2_000.0), Arrival(job("b", kind="none"), 2_000.0)]
         found = run(jobs, "1x1:slow+1x1:fast", aware=aware)
@@ -231,7 +233,7 @@ def test_no_job_is_sent_where_it_would_stand_still() -> None:
         assert not time_on(found, "a", "slow") + time_on(found, "b", "slow")
 
 
-def test_priority_weighs_and_lines_come_first() -> None:
+def test_priority_is_a_weight_and_queue_priority_comes_first() -> None:
     jobs = [Arrival(job("a", priority=2), 36_000.0), Arrival(job("b", priority=1), 36_000.0)]
     ended = run(jobs, "1x1:fast").jobs[0].ended
     assert ended == pytest.approx(54_000, rel=0.02), "two thirds of the time"
@@ -248,7 +250,7 @@ def test_for_the_makespan_long_jobs_are_not_left_to_the_end() -> None:
     assert ends["min_makespan"] < 1.06 * 10_800 < ends["max_min"]
 
 
-def test_those_who_stay_move_together_if_one_finds_no_room() -> None:
+def test_all_chosen_jobs_are_placed_anew_if_one_finds_no_room() -> None:
     jobs = [Arrival(job("a"), 300.0), Arrival(job("b"), 3_000.0), Arrival(job("c"), 300.0)]
     jobs += [Arrival(job("d"), 3_000.0), Arrival(job("wide", 1.0, gpus=2), 3_000.0)]
     found = run(jobs, "2x2:fast", renew_s=0)
@@ -262,7 +264,7 @@ def test_a_job_too_wide_for_every_model_spans_them() -> None:
     assert all(each.ended for each in found.jobs)
 
 
-def test_nodes_that_break_down_are_done_without_until_they_are_back() -> None:
+def test_nodes_that_are_down_get_no_jobs_until_they_are_back() -> None:
     conditions = Conditions(profile=PICKY, node_mtbf_s=3_000.0, repair_s=4_500.0, seed=3)
     jobs = [Arrival(job(f"{n:02}", 100.0 * n, gpus=1 + n % 2), 2_000.0) for n in range(20)]
     found = simulate(jobs, declare("2x2:fast+2x2:slow"), make_policy("gavel"), conditions)
@@ -278,7 +280,7 @@ def test_nodes_that_break_down_are_done_without_until_they_are_back() -> None:
     renew_s=st.sampled_from([0.0, 100.0]),
 )
 @settings(max_examples=10, deadline=None)
-def test_devices_serve_one_job_at_a_time_all_jobs_end_and_the_same_again(
+def test_devices_have_one_holder_all_jobs_end_and_results_repeat(
     arrivals: list[Arrival], **options: Any
 ) -> None:
     first, second = (run(arrivals, "1x4:fast+2x2:slow", round_s=10, **options) for _ in range(2))
@@ -297,7 +299,7 @@ def test_devices_serve_one_job_at_a_time_all_jobs_end_and_the_same_again(
 # -- live -------------------------------------------------------------------------------------------
 
 
-def test_where_nobody_can_be_preempted_jobs_start_by_share_and_newcomers_at_once() -> None:
+def test_without_preemption_jobs_start_by_share_and_new_jobs_immediately() -> None:
     engine = Engine(declare("1x1:slow+1x2:fast"), make_policy("gavel"), speed=PICKY.speed)
 
     def started(now: float) -> dict[str, str]:
@@ -320,6 +322,6 @@ def test_it_shares_time_and_not_devices() -> None:
         make_policy("gavel", {"sharing": "shared"})
 
 
-def test_numbers_are_loaded_by_the_first_plan_and_not_before() -> None:
+def test_numpy_is_imported_by_the_first_plan_and_not_before() -> None:
     check = "import sys, gpu_flows.schedulers.policies.gavel; sys.exit('numpy' in sys.modules)"
     subprocess.run([sys.executable, "-c", check], check=True)

@@ -45,9 +45,9 @@ def test_waiting_runs_say_why_and_start_in_order_as_devices_come_free(
     second, third = pool.submit("true", gpus=4), pool.submit("true", gpus=1)
     waiting = pool.until(second, "AwaitingGPU")
     assert waiting["state"]["type"] == "SCHEDULED", "a worker that dies leaves nothing stuck"
-    assert "1st in line, needs 4 GPUs on one node; 1 such is free" in waiting["state"]["message"]
+    assert "1st in the queue, needs 4 GPUs on one node; 1 such is free" in waiting["state"]["message"]
     behind = pool.until(third, "AwaitingGPU")["state"]["message"]
-    assert "2nd in line" in behind
+    assert "2nd in the queue" in behind
     assert "jobs before it come first" in behind
     for run in (first, second, third):
         pool.until(run, "Completed")

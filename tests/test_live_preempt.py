@@ -51,7 +51,9 @@ def test_an_urgent_job_preempts_two_and_all_complete(new_stack: Callable[..., St
         assert waiting["type"] == "SCHEDULED"
         assert f"Made room for {name}, by policy 'priority'" in waiting["message"]
         assert pool.run(run)["infrastructure_pid"] is None
-    eventually(lambda: "in line" in pool.run(first)["state"]["message"], "it also says what it waits for")
+    eventually(
+        lambda: "in the queue" in pool.run(first)["state"]["message"], "it also says what it waits for"
+    )
     assert pool.state(first) == "Preempted"
     for run in (urgent, first, second):
         state = pool.until(run, "Completed", "Failed", "Crashed")["state"]

@@ -68,7 +68,7 @@ def run_in_order(
 
 
 def least_work(kappa: int) -> Callable[[Ask, dict[int, Fraction], Fraction], list[int]]:
-    """The rule on two servers of four devices, where whoever is free has no work left."""
+    """The rule on two servers of four devices, where free devices have no work left."""
 
     def choose(job: Ask, held: dict[int, Fraction], now: Fraction) -> list[int]:
         servers = [range(4), range(4, 8)]
@@ -205,7 +205,7 @@ def test_a_srpt_waits_for_a_server_of_its_own_as_long_as_its_patience_lasts() ->
     assert [wide(patience_s) for patience_s in (0, 100, 1000)] == [(702, 2), (802, 2), (1100, 1)]
 
 
-def test_a_srpt_lets_whole_servers_do_for_a_job_wider_than_any() -> None:
+def test_a_srpt_accepts_whole_servers_for_a_job_wider_than_any() -> None:
     job = simulated("a_srpt", [Ask(0, 8, 80)], patience_s=1000)[0]
     assert job.started == 80
 
@@ -215,7 +215,7 @@ def test_a_srpt_passes_over_what_does_not_fit_only_if_it_may() -> None:
     assert [simulated("a_srpt", jobs, skip=skip)[2].started for skip in (True, False)] == [97.25, 187.5]
 
 
-def test_a_srpt_serves_jobs_of_unknown_length_after_the_others() -> None:
+def test_a_srpt_starts_jobs_of_unknown_duration_last() -> None:
     engine = Engine(declare("1x1"), make_policy("a_srpt"))
     engine.submit(Job(id="unknown"))
     engine.submit(Job(id="known", expected_s=5, submitted=1))

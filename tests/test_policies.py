@@ -27,7 +27,7 @@ def submit(engine: Engine, *sizes: int, memory_gb: float = 0, first: int = 0) ->
         engine.submit(job)
 
 
-def test_fifo_fills_the_first_machines() -> None:
+def test_fifo_fills_the_first_nodes() -> None:
     engine = Engine(declare("3x4"), make_policy("fifo"))
     submit(engine, 1, 2, 4)
     assert placed(engine) == {
@@ -37,7 +37,7 @@ def test_fifo_fills_the_first_machines() -> None:
     }
 
 
-def test_the_head_of_the_line_blocks_unless_it_may_be_skipped() -> None:
+def test_the_head_of_the_queue_blocks_unless_it_may_be_skipped() -> None:
     for skip, expected in ((False, {"job0"}), (True, {"job0", "job2"})):
         engine = Engine(declare("1x4"), make_policy("fifo", {"skip": skip}))
         submit(engine, 2, 4, 2)
@@ -59,17 +59,17 @@ def test_a_device_at_the_threshold_is_not_offered() -> None:
     engine = Engine(declare("1x2:GTX 1080 Ti:11"), make_policy("fifo", {"sharing": "shared"}))
     submit(engine, 1, memory_gb=1)
     placed(engine)
-    engine.observe({"SIM-node-1-0": 90.0})
+    engine.set_utilization({"SIM-node-1-0": 90.0})
     submit(engine, 1, 1, memory_gb=1, first=1)
     assert placed(engine) == {"job1": ["SIM-node-1-1"], "job2": ["SIM-node-1-1"]}
-    engine.observe({"SIM-node-1-0": 89.9, "SIM-node-1-1": 100.0})
+    engine.set_utilization({"SIM-node-1-0": 89.9, "SIM-node-1-1": 100.0})
     submit(engine, 1, memory_gb=1, first=3)
     assert placed(engine) == {"job3": ["SIM-node-1-0"]}
 
 
-def test_a_device_that_somebody_outside_keeps_busy_is_not_offered_either() -> None:
+def test_a_device_that_another_program_keeps_busy_is_not_offered() -> None:
     engine = Engine(declare("1x2:GTX 1080 Ti:11"), make_policy("fifo", {"sharing": "shared"}))
-    engine.observe({"SIM-node-1-0": 100.0})
+    engine.set_utilization({"SIM-node-1-0": 100.0})
     submit(engine, 1)
     assert placed(engine) == {"job0": ["SIM-node-1-1"]}
 
@@ -87,7 +87,7 @@ def test_devices_are_exclusive_by_default_and_whole_devices_always() -> None:
     assert set(placed(engine)) == {"job0"}
     engine = Engine(declare("1x1:GTX 1080 Ti:11"), make_policy("fifo", {"sharing": "shared"}))
     submit(engine, 1, 1)
-    assert set(placed(engine)) == {"job0"}, "a job that names no memory shares with nobody"
+    assert set(placed(engine)) == {"job0"}, "a job that states no memory shares with no other"
 
 
 def test_round_robin_remembers_the_last_server() -> None:
@@ -104,7 +104,7 @@ def test_round_robin_remembers_the_last_server() -> None:
 
 
 @pytest.mark.parametrize(("wait", "expected"), [(False, "SIM-node-3-0"), (True, None)])
-def test_a_full_server_passes_its_turn_on_unless_told_to_wait(wait: bool, expected: str | None) -> None:
+def test_a_full_server_passes_its_turn_on_unless_jobs_wait_for_it(wait: bool, expected: str | None) -> None:
     engine = Engine(declare("3x4"), make_policy("round_robin", {"wait_for_turn": wait}))
     submit(engine, 1, 4, 1, 1)  # node-1, node-2 (full now), node-3, node-1
     placed(engine)
@@ -132,7 +132,7 @@ def test_a_job_that_may_span_nodes_prefers_one() -> None:
     assert where["spread"] == ["SIM-node-1-1", "SIM-node-1-2", "SIM-node-1-3"]
 
 
-def test_unknown_names_and_options_are_told_with_what_there_is() -> None:
+def test_errors_about_names_and_options_list_the_valid_ones() -> None:
     with pytest.raises(PolicyError, match=r"no policy 'lifo'.*fifo, .*round_robin"):
         make_policy("lifo")
     with pytest.raises(PolicyError, match=r"utilization_threshold: .*less than or equal to 100"):
@@ -149,7 +149,7 @@ def test_a_name_is_never_a_path(name: str) -> None:
         make_policy(name)
 
 
-def test_every_policy_says_its_rule() -> None:
+def test_every_policy_and_option_is_documented() -> None:
     for name, policy in policies().items():
         assert policy.rule(), name
         for field in policy.Options.model_fields.values():
@@ -158,21 +158,19 @@ def test_every_policy_says_its_rule() -> None:
 
 
 def test_a_policy_of_another_package_is_found_by_its_entry_point(tmp_path: Path) -> None:
-    """Also one that was installed after this process began to look; a built-in name is not taken over."""
+    """It is found even if it was installed after the process started; it cannot replace a built-in one."""
     (tmp_path / "mine.py").write_text(
         textwrap.dedent('''
         from gpu_flows.schedulers.policy import Policy
         from gpu_flows.schedulers.placement.options import PlacementOptions
 
-        class Smallest(Policy):
+        class Smallest(Policy[PlacementOptions]):
             """The job that asks for the fewest devices starts first."""
             name = "smallest"
-            Options = PlacementOptions
             def plan(self, state):
                 for job in sorted(state.waiting, key=lambda job: job.gpus):
                     if devices := self.options.place(job, state.cluster):
                         state.draft.start(job, devices)
-                return state.draft.plan()
         ''')
     )
     info = tmp_path / "mine-1.dist-info"
@@ -199,7 +197,7 @@ else:
     subprocess.run([sys.executable, "-c", script], check=True)
 
 
-def test_an_elastic_job_wider_than_any_node_is_refused_whatever_the_policy() -> None:
+def test_an_elastic_job_wider_than_any_node_is_refused_by_every_policy() -> None:
     engine = Engine(declare("2x4"), make_policy("fifo"))
     engine.submit(Job(id="wide", gpus=8, min_gpus=1, max_gpus=8))
     engine.submit(Job(id="next", gpus=4, submitted=1))
@@ -208,7 +206,7 @@ def test_an_elastic_job_wider_than_any_node_is_refused_whatever_the_policy() -> 
     assert started.job.id == "next"
 
 
-def test_who_waits_for_a_turn_waits_for_a_server_that_is_large_enough() -> None:
+def test_a_job_waits_for_the_turn_of_a_server_that_is_large_enough() -> None:
     engine = Engine(declare("1x2+2x4"), make_policy("round_robin", {"wait_for_turn": True}))
     engine.submit(Job(id="a", gpus=4, min_gpus=1, max_gpus=4))
     assert placed(engine)["a"][0] == "SIM-node-2-0"

@@ -1,4 +1,4 @@
-"""What holds for every policy there is, and that each keeps its own promises."""
+"""Properties of every policy, and the promises that each of them makes."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from gpu_flows.schedulers.workload import Arrival
 from tests.workloads import motley_workloads, workloads
 
 EVERY = sorted(policies())
+every_policy = pytest.mark.parametrize("policy", EVERY)
 quick = settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
@@ -28,11 +29,11 @@ def run(policy: str, arrivals: list[Arrival], nodes: list[Node], **options: obje
 
 
 def placement_of(policy: str) -> dict[str, object]:
-    """Devices by count, for policies that leave the choice to a placement."""
+    """Return the placement `any`, for policies that have placements."""
     return {"placement": "any"} if "placement" in policies()[policy].Options.model_fields else {}
 
 
-@pytest.mark.parametrize("policy", EVERY)
+@every_policy
 @given(arrivals=workloads(most_gpus=5, span=False))
 @quick
 def test_devices_serve_one_job_at_a_time_and_jobs_get_all_or_nothing(
@@ -78,7 +79,7 @@ WITH_OPTIONS = [
 @pytest.mark.parametrize(("policy", "options"), WITH_OPTIONS, ids=str)
 @given(arrivals=motley_workloads())
 @quick
-def test_on_unlike_devices_unlike_jobs_get_what_they_ask_for_and_all_of_them_end(
+def test_on_mixed_devices_mixed_jobs_get_what_they_ask_for_and_end(
     policy: str, options: dict[str, object], arrivals: list[Arrival]
 ) -> None:
     found = run(policy, arrivals, MOTLEY, **options)
@@ -104,21 +105,19 @@ def test_on_unlike_devices_unlike_jobs_get_what_they_ask_for_and_all_of_them_end
             assert sum(asked for begin, end, asked in stretches if begin <= moment < end) <= 8
 
 
-@pytest.mark.parametrize("policy", EVERY)
+@every_policy
 @given(arrivals=workloads(most_gpus=8))
 @quick
-def test_the_same_workload_gives_the_same_answer(policy: str, arrivals: list[Arrival]) -> None:
+def test_the_same_workload_gives_the_same_result(policy: str, arrivals: list[Arrival]) -> None:
     first, second = (run(policy, arrivals, declare("2x4")) for _ in range(2))
     assert first.jobs == second.jobs
     assert first.attempts == second.attempts
 
 
-@pytest.mark.parametrize("policy", EVERY)
+@every_policy
 @given(arrivals=workloads(most_gpus=5, span=False))
 @quick
-def test_live_where_nothing_can_be_preempted_every_job_still_runs(
-    policy: str, arrivals: list[Arrival]
-) -> None:
+def test_without_preemption_every_job_still_runs(policy: str, arrivals: list[Arrival]) -> None:
     engine = Engine(declare("2x4"), make_policy(policy))
     for arrival in arrivals:
         engine.submit(arrival.job)
@@ -142,7 +141,7 @@ def test_live_where_nothing_can_be_preempted_every_job_still_runs(
 @pytest.mark.parametrize("policy", [p for p in EVERY if "work conserving" in policies()[p].promises])
 @given(arrivals=workloads(most_gpus=8))
 @quick
-def test_a_work_conserving_policy_never_leaves_devices_idle_that_a_job_waits_for(
+def test_a_work_conserving_policy_uses_every_device_that_a_job_waits_for(
     policy: str, arrivals: list[Arrival]
 ) -> None:
     found = run(policy, arrivals, declare("2x4"), **placement_of(policy))
@@ -159,14 +158,14 @@ def test_a_work_conserving_policy_never_leaves_devices_idle_that_a_job_waits_for
 
 
 @pytest.mark.parametrize("policy", [p for p in EVERY if "no starvation" in policies()[p].promises])
-def test_a_policy_that_promises_it_starves_nobody(policy: str) -> None:
-    """A wide long job among narrow short ones that never leave it all the devices at once."""
+def test_a_policy_that_promises_no_starvation_starves_no_job(policy: str) -> None:
+    """A wide long job waits among narrow short ones that never release all devices at the same time."""
     narrow = [Arrival(Job(f"{n:04}", submitted=5.0 * n, user=f"u{n % 3}"), 9.0) for n in range(400)]
     wide = Arrival(Job("wide", submitted=7.0, gpus=2, user="w"), 50.0)
     found = run(policy, [*narrow, wide], declare("1x2"))
     started = next(job.started for job in found.jobs if job.arrival.job.id == "wide")
     assert started is not None
-    assert started < 1000, "it did not have to wait until nobody else came"
+    assert started < 1000, "it did not wait until the last other job had arrived"
 
 
 @given(arrivals=workloads(most_gpus=1))

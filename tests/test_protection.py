@@ -1,4 +1,4 @@
-"""Protection: the engine keeps policies from stopping whom they must not stop, and tells them beforehand."""
+"""Protection: the engine keeps policies from preempting protected jobs, and lets them check beforehand."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gpu_flows.prefect_api.job_builder import job_from_variables
 from gpu_flows.prefect_api.job_variables import BadJobVariables
 from gpu_flows.schedulers.cluster.spec import declare
 from gpu_flows.schedulers.engine import Engine
-from gpu_flows.schedulers.model import Job, Plan, Preempt, Progress, Start
+from gpu_flows.schedulers.model import Job, Preempt, Progress, Start
 from gpu_flows.schedulers.policy import Policy, State, make_policy, policies
 from gpu_flows.schedulers.protection import Protection
 
@@ -36,7 +36,7 @@ def engine_with(policy: Policy, *running: Job, cluster: str = "1x2") -> Engine:
     return engine
 
 
-def test_a_job_runs_for_a_while_before_it_has_to_yield() -> None:
+def test_a_job_runs_for_a_minimum_time_before_it_is_preempted() -> None:
     engine = engine_with(make_policy("priority"), Job("a", gpus=2))
     engine.submit(Job("urgent", 10, gpus=2, priority=9))
     assert engine.tick(10) == []
@@ -47,7 +47,7 @@ def test_a_job_runs_for_a_while_before_it_has_to_yield() -> None:
     assert engine.progress("a").preemptions == 1
 
 
-def test_a_job_that_yielded_often_enough_does_not_yield_again() -> None:
+def test_a_job_that_was_preempted_often_is_not_preempted_again() -> None:
     engine = engine_with(make_policy("priority"), Job("a", gpus=2))
     for number, now in enumerate((100, 300, 500)):
         engine.submit(Job(f"urgent-{number}", now, gpus=2, priority=9))
@@ -65,12 +65,11 @@ def test_moves_do_not_count_as_preemptions() -> None:
         name = "mover"
         preempts = moves_running = True
 
-        def plan(self, state: State) -> Plan:
+        def plan(self, state: State) -> None:
             for running in list(state.running.values()):
                 elsewhere = [n for n in state.cluster if n.name not in running.nodes]
                 state.draft.preempt(running.job.id)
                 state.draft.start(running.job, tuple(s.device for s in elsewhere[0].devices))
-            return state.draft.plan()
 
     engine = Engine(declare("2x1"), make_policy("fifo"), can_preempt=True, protection=FOR_A_MINUTE)
     engine.submit(Job("a"))
@@ -81,8 +80,8 @@ def test_moves_do_not_count_as_preemptions() -> None:
 
 
 @pytest.mark.parametrize("name", PREEMPTIVE)
-def test_every_policy_plans_around_who_may_not_be_stopped(name: str) -> None:
-    """None of them even tries: otherwise it would be asked twice."""
+def test_every_policy_plans_around_protected_jobs(name: str) -> None:
+    """None of them tries to preempt one: otherwise it would plan twice."""
     asked = []
     policy = make_policy(name)
     plan = policy.plan
@@ -107,12 +106,12 @@ def test_every_policy_plans_around_who_may_not_be_stopped(name: str) -> None:
 
 
 class Careless(Policy):
-    """Stops everybody and starts the newest, without looking at who may be stopped."""
+    """Preempts all jobs and starts the newest, without checking which are protected."""
 
     name = "careless"
     preempts = True
 
-    def plan(self, state: State) -> Plan:
+    def plan(self, state: State) -> None:
         if state.can_preempt or type(self).blind:
             for job_id in list(state.running):
                 state.draft.preempt(job_id)
@@ -120,20 +119,19 @@ class Careless(Policy):
             free = [s.device for s in state.cluster.devices.values() if not s.holders]
             if len(free) >= job.gpus:
                 state.draft.start(job, tuple(free[: job.gpus]))
-        return state.draft.plan()
 
     blind = False
 
 
 @pytest.mark.parametrize("blind", [False, True])
-def test_a_policy_that_tries_it_all_the_same_is_not_put_aside(
+def test_a_policy_that_preempts_a_protected_job_stays_in_force(
     blind: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Careless, "blind", blind)
     engine = engine_with(Careless(), Job("a", gpus=1))
     engine.submit(Job("b", 10, gpus=1))
     actions = engine.tick(10)
-    assert (stopped(actions), started(actions)) == ([], ["b"]), "what needs no stopping is done"
+    assert (stopped(actions), started(actions)) == ([], ["b"]), "the start that needs no preemption is kept"
     assert not engine.policy_error
     engine.submit(Job("c", 70, gpus=2))
     actions = engine.tick(75)
@@ -145,25 +143,25 @@ def test_protection_can_be_changed_while_jobs_run() -> None:
     engine = engine_with(make_policy("priority"), Job("a", gpus=2))
     engine.submit(Job("urgent", 10, gpus=2, priority=9))
     assert engine.tick(10) == []
-    engine.protect(Protection(min_run_seconds=0))
+    engine.set_protection(Protection(min_run_seconds=0))
     assert stopped(engine.tick(11)) == ["a"]
 
 
-def test_an_adopted_job_keeps_what_it_has_behind_it() -> None:
+def test_an_adopted_job_keeps_its_progress() -> None:
     engine = Engine(declare("1x2"), make_policy("priority"), can_preempt=True, protection=FOR_A_MINUTE)
     devices = tuple(state.device for state in engine.cluster.devices.values())
     engine.adopt(Job("a", gpus=2), devices, since=0, attempt=3, before=Progress(2, 50, 100, 50, 0, 2))
     engine.submit(Job("urgent", 500, gpus=2, priority=9))
-    assert stopped(engine.tick(500)) == [], "it yielded often enough under the worker before"
+    assert stopped(engine.tick(500)) == [], "it was preempted often enough under the earlier worker"
 
 
-def test_who_ran_before_is_not_refused_for_coming_back() -> None:
-    """A slip in the declaration of the cluster must not cost a preempted job its run."""
+def test_a_preempted_job_is_not_refused_when_the_cluster_shrank() -> None:
+    """A mistake in the declaration of the cluster must not end a preempted job."""
     engine = engine_with(make_policy("priority"), Job("a", gpus=2))
     engine.submit(Job("urgent", 100, gpus=2, priority=9))
     engine.tick(100)
     progress = engine.progress("a")
-    engine.withdraw("a")  # it leaves, while the cluster shrinks
+    engine.withdraw("a")  # it is removed while the cluster shrinks
     engine.set_nodes(declare("1x1"))
     engine.submit(Job("a", gpus=2), progress)
     engine.ended("urgent")
@@ -172,14 +170,14 @@ def test_who_ran_before_is_not_refused_for_coming_back() -> None:
     assert started(engine.tick(102)) == ["a"]
 
 
-# -- what a job says -----------------------------------------------------------------------------
+# -- job variables -------------------------------------------------------------------------------
 
 
 def job(**variables: Any) -> Job:
     return job_from_variables("run", variables, due=datetime.now(UTC))
 
 
-def test_what_a_job_says_about_being_stopped_and_resized() -> None:
+def test_job_variables_about_preemption_and_size() -> None:
     plain = job()
     assert (plain.preemptible, plain.least, plain.most, plain.priority) == (True, 1, 1, 0)
     said = job(gpus=2, min_gpus=1, max_gpus=4, preemptible=False, priority_class="high", priority=5)

@@ -130,7 +130,7 @@ CHAIN = [
     promote=st.sampled_from([0, 0, 1, 3]),
 )
 @example(jobs=CHAIN, cluster="2x4", limits=[9, 259], promote=0)
-def test_every_job_ends_when_the_replay_of_the_authors_lists_says(
+def test_every_job_ends_as_in_a_replay_of_the_authors_lists(
     jobs: list[Ask], cluster: str, limits: list[int], promote: int
 ) -> None:
     found = simulated(jobs, cluster, limits=limits, promote=promote, placement="any")
@@ -143,7 +143,7 @@ def test_every_job_ends_when_the_replay_of_the_authors_lists_says(
 
 @settings(max_examples=50, deadline=None)
 @given(st.lists(asks, min_size=1, max_size=30), st.sampled_from(["las", "gittins"]), st.booleans())
-def test_no_job_is_lost_where_nodes_bind_and_break(jobs: list[Ask], discipline: str, breaks: bool) -> None:
+def test_no_job_is_lost_when_nodes_fail(jobs: list[Ask], discipline: str, breaks: bool) -> None:
     conditions = Conditions(node_mtbf_s=150, repair_s=20, restart_s=2.5) if breaks else None
     options: dict[str, Any] = {"limits": [60, 140], "quantum": 50, "promote": 2, "discipline": discipline}
     found = simulated([job._replace(gpus=min(job.gpus, 4)) for job in jobs], "2x4", conditions, **options)
@@ -151,12 +151,12 @@ def test_no_job_is_lost_where_nodes_bind_and_break(jobs: list[Ask], discipline: 
     assert all(job.ended is not None for job in found.jobs)
 
 
-def test_a_job_that_comes_down_and_goes_on_keeps_its_devices() -> None:
+def test_a_demoted_job_that_still_fits_keeps_its_devices() -> None:
     found = simulated([Ask(0, 1, 100), Ask(50, 1, 10)], "1x2", limits=[50], placement="any")
     assert [(each.started, each.ended) for each in found.attempts] == [(50, 60), (0, 100)]
 
 
-def test_the_least_served_runs_and_who_had_more_comes_back() -> None:
+def test_the_job_with_the_least_service_runs_and_others_resume_later() -> None:
     found = simulated([Ask(0, 2, 100), Ask(70, 2, 10)], "1x2", limits=[100])
     assert [(each.job_id, each.started, each.ended) for each in found.attempts] == [
         ("000", 0, 70),
@@ -165,7 +165,7 @@ def test_the_least_served_runs_and_who_had_more_comes_back() -> None:
     ]
 
 
-def test_without_a_limit_nobody_yields_and_limits_must_rise() -> None:
+def test_without_limits_no_job_is_preempted_and_limits_must_rise() -> None:
     assert simulated([Ask(0, 2, 100), Ask(70, 2, 10)], "1x2", limits=[]).preemptions == 0
     for wrong in ([0], [100, 100], [200, 100]):
         with pytest.raises(PolicyError, match="each above the one before"):
@@ -184,7 +184,7 @@ def starts(engine: Engine, now: float) -> list[str]:
     return [action.job.id for action in engine.tick(now) if isinstance(action, Start)]
 
 
-def test_where_nothing_can_be_preempted_it_serves_the_first_queue_first() -> None:
+def test_without_preemption_jobs_of_the_first_queue_start_first() -> None:
     engine = Engine(declare("1x2"), make_policy("tiresias", {"limits": [100]}), can_preempt=False)
     engine.submit(Job(id="long", gpus=2))
     assert starts(engine, 0) == ["long"]
@@ -194,7 +194,7 @@ def test_where_nothing_can_be_preempted_it_serves_the_first_queue_first() -> Non
     assert starts(engine, 200) == ["short"]
 
 
-def test_swapped_in_it_knows_what_running_jobs_have_had() -> None:
+def test_after_a_swap_the_service_of_running_jobs_counts() -> None:
     engine = Engine(declare("1x2"), make_policy("fifo"), can_preempt=True)
     engine.submit(Job(id="old"))
     engine.submit(Job(id="young", submitted=50))
@@ -208,7 +208,7 @@ def test_swapped_in_it_knows_what_running_jobs_have_had() -> None:
     assert engine.wake_at == 150  # when `young` has had its 100
 
 
-def test_a_launch_that_takes_time_is_no_service() -> None:
+def test_the_time_of_a_launch_is_no_service() -> None:
     engine = Engine(declare("1x4"), make_policy("tiresias", {"limits": [100]}), can_preempt=True)
     engine.submit(Job(id="job", gpus=4))
     engine.tick(0)
@@ -218,7 +218,7 @@ def test_a_launch_that_takes_time_is_no_service() -> None:
     assert engine.wake_at == 35
 
 
-def test_an_urgent_line_comes_before_any_queue() -> None:
+def test_queue_priority_comes_before_the_queues_of_tiresias() -> None:
     engine = Engine(declare("1x1"), make_policy("tiresias", {"limits": [10]}), can_preempt=True)
     engine.submit(Job(id="urgent", queue_priority=0))
     engine.tick(0)
@@ -238,13 +238,13 @@ def index_by_definition(samples: Sequence[int], attained: int, quantum: int) -> 
 
 
 @given(st.lists(st.integers(1, 500), max_size=40), st.integers(1, 120), st.integers(0, 10))
-def test_the_index_is_what_its_definition_says(samples: list[int], quantum: int, quanta: int) -> None:
+def test_the_index_follows_its_definition(samples: list[int], quantum: int, quanta: int) -> None:
     attained = quanta * quantum
     found = Gittins(quantum, samples).index(attained + quantum / 2)  # nothing changes within a quantum
     assert found == pytest.approx(float(index_by_definition(samples, attained, quantum)))
 
 
-def test_the_index_learns_once_there_is_a_quarter_of_news() -> None:
+def test_the_index_changes_once_a_quarter_of_the_samples_is_new() -> None:
     gittins = Gittins(10)
     assert (gittins.index(0), gittins.next_change(0)) == (0, math.inf)
     for _ in range(6):
@@ -259,7 +259,7 @@ def test_the_index_learns_once_there_is_a_quarter_of_news() -> None:
     assert not gittins.refresh()
 
 
-def test_by_index_a_job_that_is_nearly_done_goes_before_a_new_one() -> None:
+def test_by_index_a_job_that_is_nearly_done_comes_before_a_new_one() -> None:
     samples = [1000, 1000, 100]
     jobs = [Ask(0, 1, 100), Ask(95, 1, 1000)]
     one_queue = simulated(jobs, "1x1", discipline="gittins", samples=samples, quantum=10, limits=[])
@@ -268,7 +268,7 @@ def test_by_index_a_job_that_is_nearly_done_goes_before_a_new_one() -> None:
     assert two_queues.jobs[0].ended == 150  # the first queue still comes before the second
 
 
-def test_by_index_a_job_that_outlasted_most_yields_to_a_new_one() -> None:
+def test_by_index_a_job_that_outlasted_most_is_preempted_for_a_new_one() -> None:
     samples = [10, 10, 10, 1000]
     found = simulated(
         [Ask(0, 1, 1000), Ask(55, 1, 10)], "1x1", discipline="gittins", samples=samples, quantum=10, limits=[]

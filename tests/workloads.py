@@ -1,16 +1,17 @@
-"""Random workloads for property tests."""
+"""Random workloads for property tests, and a policy that fails."""
 
 from __future__ import annotations
 
 from hypothesis import strategies as st
 
 from gpu_flows.schedulers.model import Job
+from gpu_flows.schedulers.policy import Policy, State
 from gpu_flows.schedulers.workload import Arrival
 
 
 @st.composite
 def workloads(draw: st.DrawFn, most_gpus: int = 4, most_jobs: int = 25, span: bool = True) -> list[Arrival]:
-    """Up to so many jobs with whole-second times, so that many things happen at once."""
+    """Up to `most_jobs` jobs with whole-second times, so that many events coincide."""
     arrivals = []
     for number in range(draw(st.integers(1, most_jobs))):
         job = Job(
@@ -28,7 +29,7 @@ def workloads(draw: st.DrawFn, most_gpus: int = 4, most_jobs: int = 25, span: bo
 
 @st.composite
 def motley_workloads(draw: st.DrawFn, most_jobs: int = 20) -> list[Arrival]:
-    """Jobs that differ in all that a job can say: models, nodes, memory, processors, sizes, lines."""
+    """Jobs that differ in everything a job can ask for: models, nodes, memory, processors, sizes, queues."""
     arrivals = []
     for number in range(draw(st.integers(1, most_jobs))):
         gpus = draw(st.integers(1, 6))
@@ -51,3 +52,15 @@ def motley_workloads(draw: st.DrawFn, most_jobs: int = 20) -> list[Arrival]:
         )
         arrivals.append(Arrival(job, float(draw(st.integers(0, 30)))))
     return arrivals
+
+
+class FailingPolicy(Policy):
+    """Fails halfway through a plan."""
+
+    name = "failing"
+
+    def plan(self, state: State) -> None:
+        for job in list(state.waiting)[:1]:
+            node = next(iter(state.cluster))
+            state.draft.start(job, tuple(s.device for s in node.devices[: job.gpus]))
+        raise RuntimeError("out of ideas")

@@ -113,7 +113,7 @@ class BlockFollower:
     def _follow_protection(self, protection: Protection | None) -> None:
         """What makes no sense changes nothing. The server checks the form, so nobody gets here by it."""
         if protection is not None and protection != self._engine.protection:
-            self._engine.protect(protection)
+            self._engine.set_protection(protection)
             self._log.info("Jobs are protected from preemption now by %s.", protection)
             self._dispatcher.wake()
 

@@ -84,7 +84,7 @@ class Dispatcher:
 
     def cancel(self, job_id: str) -> bool:
         """Stop the job, whatever stage it is in. Whether it was here at all."""
-        waiting = self.engine.waits(job_id)
+        waiting = self.engine.is_waiting(job_id)
         self.withdraw(job_id)
         execution = self._executions.get(job_id)
         while execution:
@@ -135,7 +135,7 @@ class Dispatcher:
     def waits(self, job_id: str) -> bool:
         """Whether the job waits in line, or for others to leave its devices."""
         execution = self._executions.get(job_id)
-        return bool(awaited(execution, self._leaving)) if execution else self.engine.waits(job_id)
+        return bool(awaited(execution, self._leaving)) if execution else self.engine.is_waiting(job_id)
 
     def reasons(self, limit: int | None = None) -> Iterator[tuple[Job, Reason]]:
         """Why each job waits: first those for whom room is being made, then the line."""
@@ -193,7 +193,7 @@ class Dispatcher:
             self._log.error("Policy %r was put aside, FIFO serves: %s", self.engine.policy.name, error)
         starts = [action for action in actions if isinstance(action, Start)]
         if actions or error:
-            policy = self.engine.policy.name if error else self.engine.serving.name
+            policy = self.engine.policy.name if error else self.engine.active_policy.name
             running = len(self.engine.running) - len(starts)
             self._record(Decided(planned, self.pool, policy, waiting, running, len(starts), took_us, error))
         self._carry_out(actions, starts, planned)
@@ -202,7 +202,7 @@ class Dispatcher:
             self._alarm = asyncio.get_running_loop().call_later(delay, self.wake)
 
     def _carry_out(self, actions: list[Action], starts: list[Start], planned: float) -> None:
-        policy = self.engine.serving.name
+        policy = self.engine.active_policy.name
         for action in actions:
             if isinstance(action, Refuse):
                 self._carry(Execution(action.job, holds=False, begun=True), self._refuse(action))
@@ -360,7 +360,7 @@ class Dispatcher:
         await asyncio.to_thread(self._flush)  # once forgotten, nobody would record it again
         if back:
             self._job_store.keep_progress(job_id, progress)
-            self.engine.left(job_id, progress)  # if it moves
+            self.engine.correct_progress(job_id, progress)  # if it moves
             execution.returns = progress
         self.runtime.forget(launch)
 

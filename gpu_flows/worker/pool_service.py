@@ -257,7 +257,7 @@ class PoolService:
     def _on_finished(self, job: Job) -> None:
         """The dispatcher is through with a job. What became of the run only the server knows now,
         unless the job went back to waiting."""
-        if self.engine.waits(job.id):
+        if self.engine.is_waiting(job.id):
             self._due[job.id] = job
         else:
             self._due.pop(job.id, None)
@@ -314,7 +314,7 @@ class PoolService:
         if self.dispatcher.has_execution(job_id):
             self.dispatcher.cancel(job_id)
             return
-        if self.engine.waits(job_id):
+        if self.engine.is_waiting(job_id):
             self.dispatcher.withdraw(job_id)
             self.dispatcher.note_end(job_id, "cancelled", "cancelled while it waited")
         await self.states.complete_cancellation(run_id)

@@ -125,7 +125,7 @@ def status_of(
     policy = {
         "name": engine.policy.name,
         "options": options,
-        "serving": engine.serving.name,
+        "serving": engine.active_policy.name,
         "error": engine.policy_error or refused_edit,
     }
     return Status(pool, worker, time.time(), policy, waiting, running, devices, trouble)

@@ -87,7 +87,7 @@ class DeviceMap:
         return self._find_accepted(job, cluster)[1]
 
     def _find_accepted(self, job: Job, cluster: Cluster) -> tuple[DeviceSet, frozenset[str]]:
-        found = self._accepted.get(job.ask)
+        found = self._accepted.get(job.request)
         if found is None:
             eligible, digits, models = cluster.eligible(job), [], set[str]()
             for node in cluster.nodes.values():
@@ -100,7 +100,7 @@ class DeviceMap:
             if len(self._accepted) > MOST_ASKS:
                 self._accepted.clear()
             accepted = int("".join(reversed(digits)) or "0", 2)
-            found = self._accepted[job.ask] = (accepted, frozenset(models))
+            found = self._accepted[job.request] = (accepted, frozenset(models))
         return found
 
 

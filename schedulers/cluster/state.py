@@ -210,7 +210,7 @@ class Cluster:
 
     def eligible(self, job: Job) -> Eligibility:
         """Return which nodes could serve the job on an empty, healthy cluster."""
-        ask = job.ask
+        ask = job.request
         found = self._eligible.get(ask)
         if found is None:
             if len(self._eligible) > MOST_ASKS:

@@ -83,7 +83,7 @@ class JobMix:
     def learn(self, job: Job) -> None:
         if job.id in self._asks:
             return
-        ask = self._asks[job.id] = job.ask
+        ask = self._asks[job.id] = job.request
         self._counts[ask] += 1
         self._examples[ask] = job
         self._new += 1
@@ -206,7 +206,7 @@ class ClusterView:
 
     def find_nodes(self, job: Job, gpus: int, nodes: NodeSet) -> NodeSet:
         """Return the nodes of the set with the least loss; empty if the job fits on none."""
-        ask = self._asks.setdefault((job.ask, gpus), len(self._asks))
+        ask = self._asks.setdefault((job.request, gpus), len(self._asks))
         least, best = math.inf, 0
         for state, group in self._groups.items():
             here = group.nodes & nodes

@@ -1,79 +1,77 @@
-"""AFS-L: the short first, but the efficient get more."""
+"""AFS-L: short jobs first, and more devices for efficient ones."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
 from heapq import merge
-from typing import Any
 
-from gpu_flows.schedulers.model import Job, Plan, Progress
+from gpu_flows.schedulers.model import Job, Progress
 from gpu_flows.schedulers.policy import Policy, State
+from gpu_flows.schedulers.policy_support.durations import remaining_duration
 from gpu_flows.schedulers.policy_support.elastic import Division, ElasticOptions, Shares
 from gpu_flows.schedulers.policy_support.resizing import resize
-from gpu_flows.schedulers.policy_support.starting import expected, serve
+from gpu_flows.schedulers.policy_support.starting import start_in_order
+from gpu_flows.schedulers.waiting_queue import Rank
 
 
-class AfsL(Policy):
+class AfsL(Policy[ElasticOptions]):
     """One by one, each device goes where it serves all jobs best, weighing short jobs against efficient ones.
 
     Hwang et al., Elastic Resource Sharing for Distributed Deep Learning (NSDI 2021), for jobs whose
-    length is known. A device lent to the job that ends sooner is worth more, as it comes back sooner,
-    unless a longer one gains so much more by it. Worked out anew at every arrival and end; running
-    jobs are resized. A long job may starve while shorter ones keep coming.
+    length is known. A device given to the job that ends sooner is worth more, because it is free again
+    sooner, unless a longer job gains much more by it. The shares are computed anew at every arrival
+    and end; running jobs are resized. A long job may starve while shorter ones keep arriving.
     """
 
     name = "afs_l"
-    Options = ElasticOptions
-    options: ElasticOptions
-    preempts = True
-    moves_running = True
+    preempts = moves_running = True
     needs = ("expected duration", "speed on more or fewer devices")
     optimizes = "mean turnaround of jobs that can be resized"
     promises = ("work conserving",)
 
-    def rank(self, job: Job, progress: Progress) -> Any:
-        return (job.queue_priority, max(0.0, expected(job) - progress.work_s), job.submitted, job.id)
+    def rank(self, job: Job, progress: Progress) -> float:
+        return max(0.0, remaining_duration(job, progress.work_s))
 
     def group(self, job: Job) -> object:
-        return (job.ask, job.kind)  # these scale alike: who has the least time left is the shortest
+        return (job.request, job.kind)  # these scale alike: the one with the least time left is the shortest
 
-    def plan(self, state: State) -> Plan:
-        if self.options.sharing == "shared":  # such devices are not divided by their number
-            serve(state, self.options)
+    def plan(self, state: State) -> None:
+        if self.options.sharing == "shared":  # shared devices are not divided
+            start_in_order(state, self.options)
         else:
             division = Division(state)
-            resize(division, self.options, one_by_one(division, self._by_length(division)))
-        return state.draft.plan()
+            resize(division, self.options, one_by_one(division, _by_length(division)))
 
-    def _by_length(self, division: Division) -> Iterator[tuple[Job, float]]:
-        """Every job and how long it would still take on a single device, the shortest first."""
-        now, queue = division.state.now, division.state.queue
 
-        def entry(job: Job, rank: Any) -> tuple[Any, Job]:
-            number, left, submitted, job_id = rank
-            return (number, left / division.alone(job), submitted, job_id), job
+def _by_length(division: Division) -> Iterator[tuple[Job, float]]:
+    """Iterate over every job and how long it would still take on a single device, the shortest first."""
+    now, queue = division.state.now, division.state.queue
 
-        running = division.running.values()
-        runs = sorted(entry(each.job, self.rank(each.job, each.progress(now))) for each in running)
-        waits = [(entry(job, rank) for rank, _, job in group.in_order()) for *_, group in queue.heads()]
-        return ((job, rank[1]) for rank, job in merge(runs, *waits))
+    def entry(job: Job, rank: Rank) -> tuple[Rank, Job]:
+        queue_priority, left, *rest = rank
+        return (queue_priority, left / division.speed_on_one(job), *rest), job
+
+    running = division.running.values()
+    runs = sorted(entry(each.job, queue.rank_as_waiting(each.job, each.progress(now))) for each in running)
+    waits = [(entry(job, rank) for rank, _, job in group.in_order()) for group in queue.groups()]
+    return ((job, rank[1]) for rank, job in merge(runs, *waits))
 
 
 def one_by_one(division: Division, by_length: Iterator[tuple[Job, float]]) -> Shares:
-    """Hand the devices out, each to the winner of a walk in which two jobs at a time are compared.
+    """Hand out the devices, each to the winner of a walk that compares two jobs at a time.
 
-    Three jobs can beat each other in a circle, so the order of the walk can decide. Here it goes over
-    the jobs that have something, in the order in which they first got it, and then over those that
-    have nothing. The outcome is exactly that, but much of the walk is saved: to a job that has
-    something, all that have nothing are alike, and among these the shortest wins. So only the
-    shortest is looked at, and no walk is needed while nobody that has something could beat it.
+    Three jobs can beat each other in a circle, so the order of the walk matters. The walk goes over
+    the jobs that have devices, in the order in which they first got one, and then over those that
+    have none. Most of the walk is saved without changing its outcome: a job that has devices compares
+    equally with all that have none, and among these the shortest wins. So only the shortest is looked
+    at, and no walk is needed while no job that has devices could beat it.
     """
     rest = division.devices
     shares: Shares = {}
-    shortest = next(by_length, None)  # of those that have nothing
-    claims: list[_Claim] = []  # of those that have something and want more
-    keen: set[str] = set()  # those of them that could beat one that has nothing
+    shortest = next(by_length, None)  # of the jobs that have no devices
+    claims: list[_Claim] = []  # of the jobs that have devices and can use more
+    keen: set[str] = set()  # those of them that could beat a job without devices
     while rest:
         winner = _winner(claims) if keen or not shortest else None
         if shortest and not (winner and winner.is_keen):
@@ -96,7 +94,7 @@ def one_by_one(division: Division, by_length: Iterator[tuple[Job, float]]) -> Sh
 
 
 class _Claim:
-    """How many devices a job has so far, and what the next would do."""
+    """How many devices a job has so far, and what the next one would gain."""
 
     __slots__ = ("count", "ends", "gain", "job", "length", "loss", "most", "speedups")
 
@@ -112,13 +110,13 @@ class _Claim:
         self.count += self.step
         now = self.speedups[self.count]
         then = self.speedups[min(self.count + 1, self.most)]
-        self.ends = _over(self.length, now)  # after so many seconds
-        self.gain = _over(then - now, now)  # of what it has
-        self.loss = _over(then - now, then)  # of what it could have, if another gets the device
+        self.ends = _over(self.length, now)  # seconds until it ends
+        self.gain = _over(then - now, now)  # relative to the speed it has
+        self.loss = _over(then - now, then)  # relative to the speed it could have
 
     @property
     def is_keen(self) -> bool:
-        """Whether one more device gives it as much as it has: what a job that has nothing gains too."""
+        """Whether one more device doubles its speed, which is what a job without devices gains."""
         return self.gain >= 1
 
 

@@ -1,4 +1,4 @@
-"""Conservative backfill: everybody has a reservation."""
+"""Conservative backfill: every job has a reservation."""
 
 from __future__ import annotations
 
@@ -8,37 +8,31 @@ from typing import Any
 
 from pydantic import Field
 
-from gpu_flows.schedulers.model import Plan
 from gpu_flows.schedulers.placement.options import PlacementOptions
 from gpu_flows.schedulers.policy import Policy, State
-from gpu_flows.schedulers.policy_support.backfill import Forecast, Slot, in_order
-from gpu_flows.schedulers.policy_support.starting import serve
+from gpu_flows.schedulers.policy_support.backfill import Forecast, Slot
+from gpu_flows.schedulers.policy_support.starting import start_in_order
 
 
 class ConservativeOptions(PlacementOptions):
-    depth: int = Field(
-        default=100,
-        ge=1,
-        title="Reservations",
-        description="How many waiting jobs, the oldest first, get a reservation. Those behind them wait.",
-    )
+    depth: int = Field(default=100, ge=1, title="Reservations")
+    """How many waiting jobs, the oldest first, get a reservation. The jobs behind them wait."""
 
 
-class Conservative(Policy):
-    """Each job starts at the first moment at which it delays nobody before it.
+class Conservative(Policy[ConservativeOptions]):
+    """Each job starts at the first moment at which it delays no earlier job.
 
     All waiting jobs get a reservation in arrival order, on devices that running and earlier jobs
-    will have left by then (Mu'alem and Feitelson 2001). Nothing starves; as long as running jobs
+    will have released by then (Mu'alem and Feitelson 2001). No job starves; as long as running jobs
     end when expected, no reservation moves to a later time. A job starts on the devices reserved for
-    it, a newcomer that need not wait on those its placement likes. A job without an expected duration
-    counts as endless. Shared devices are served strictly in order: nobody can tell when they come free.
+    it, a new job that need not wait on those of its placement. A job without an expected duration
+    counts as endless. Shared devices are used strictly in order, because it is unknown when they
+    become free.
     """
 
     name = "conservative"
-    Options = ConservativeOptions
-    options: ConservativeOptions
     needs = ("expected duration",)
-    optimizes = "start times that can be relied on, on well-filled devices"
+    optimizes = "reliable start times, on well-filled devices"
     promises = ("no starvation",)
 
     def __init__(self, **options: Any) -> None:
@@ -47,33 +41,32 @@ class Conservative(Policy):
 
     @property
     def reservations(self) -> list[Slot]:
-        """What was reserved when devices were last handed out, in order."""
+        """The reservations of the last plan, in order."""
         return self._forecast.slots if self._forecast else []
 
-    def plan(self, state: State) -> Plan:
+    def plan(self, state: State) -> None:
         if self.options.sharing == "shared":
-            serve(state, self.options, strict=True)
+            start_in_order(state, self.options, strict=True)
         elif state.cluster.idle:
             if not self.reservations:
-                serve(state, self.options, strict=True)  # nothing to look ahead for, until one has to wait
-            if state.queue.heads(state.cluster.idle):
+                start_in_order(state, self.options, strict=True)  # no forecast is needed until a job waits
+            if state.queue.groups(state.cluster.idle):
                 self._forecast = self._reserve(state)
-        return state.draft.plan()
 
     def _reserve(self, state: State) -> Forecast:
-        """Give everybody in order the first slot there is, and start those whose time has come."""
+        """Give each job in order the first slot there is, and start the jobs whose time has come."""
         forecast = Forecast(state)
-        foreseen = iter(self.reservations if self._forecast and forecast.foreseen_by(self._forecast) else ())
-        groups = (group for _, _, job, group in state.queue.heads() if forecast.can_serve(job))
-        jobs = (job for _, _, job in in_order(groups))
+        came_true = self._forecast is not None and forecast.was_foreseen_by(self._forecast)
+        earlier = iter(self.reservations if came_true else ())
+        jobs = state.queue.in_order(where=forecast.can_serve)
         ahead = deque(islice(jobs, self.options.depth))
         while ahead and len(forecast.slots) < self.options.depth:
             job = ahead.popleft()
             ahead.extend(islice(jobs, 1))
-            slot = next(foreseen, None)
+            slot = next(earlier, None)
             if slot and slot.job is not job:
-                foreseen, slot = iter(()), None  # others stand before it than it seemed
-            if not slot and not forecast.has_spare(min(map(forecast.takes, (job, *ahead)))):
+                earlier, slot = iter(()), None  # the queue is not what the earlier forecast saw
+            if not slot and not forecast.has_spare(min(map(forecast.duration, (job, *ahead)))):
                 break  # not even the shortest of the others can start now
             devices = forecast.devices_now(slot) if slot else forecast.room_now(job, self.options)
             if devices:
@@ -82,5 +75,5 @@ class Conservative(Policy):
             elif slot:
                 forecast.keep(slot)
             else:
-                forecast.promise(job)
+                forecast.reserve(job)
         return forecast

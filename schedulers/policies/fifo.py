@@ -2,50 +2,37 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from pydantic import Field
 
-from gpu_flows.schedulers.model import Plan
 from gpu_flows.schedulers.policy import Policy, State
 from gpu_flows.schedulers.policy_support.elastic import MaybeElasticOptions
-from gpu_flows.schedulers.policy_support.resizing import serve_elastic
-from gpu_flows.schedulers.policy_support.starting import serve
+from gpu_flows.schedulers.policy_support.resizing import run_elastic
+from gpu_flows.schedulers.policy_support.starting import start_in_order
 
 
 class FifoOptions(MaybeElasticOptions):
-    skip: bool = Field(
-        default=False,
-        title="Skip what does not fit",
-        description="Let later jobs pass the head of the line while it does not fit.",
-    )
+    skip: bool = Field(default=False, title="Skip what does not fit")
+    """Let later jobs pass the head of the queue while it does not fit."""
 
 
-class Fifo(Policy):
+class Fifo(Policy[FifoOptions]):
     """The oldest job starts first, on the first node that has room for it.
 
-    Strict: the head of the line blocks those behind it, so nothing starves. With `skip` the
-    rest may pass it. Machines are looked at in order and their devices taken in index order,
-    which fills the first machines and leaves the last ones idle (Schedulearn, section 4.4.1).
+    Strict: the head of the queue blocks the jobs behind it, so no job starves. With `skip` they may
+    pass it. Nodes are tried in order and their devices taken in index order, which fills the first
+    nodes and leaves the last ones idle (Schedulearn, section 4.4.1).
 
-    With `elastic` the oldest get the fewest devices they can run on, then one more each, in rounds,
-    while there are any; running jobs shrink to let a newcomer in and grow when one ends.
+    With `elastic` the oldest jobs get the fewest devices they can run on, then one more each, in
+    rounds; running jobs shrink to let a new job start and grow when one ends.
     """
 
     name = "fifo"
-    Options = FifoOptions
-    options: FifoOptions
-    optimizes = "fairness by arrival, with nothing to know"
+    optimizes = "fairness by arrival; nothing must be known about jobs"
     promises = ("no starvation",)
 
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
-        self.moves_running = self.options.elastic  # growing needs nobody to wait
-
-    def plan(self, state: State) -> Plan:
+    def plan(self, state: State) -> None:
         strict = not self.options.skip
         if self.options.elastic:
-            serve_elastic(state, self.options, self.rank, strict=strict)
+            run_elastic(state, self.options, strict=strict)
         else:
-            serve(state, self.options, strict)
-        return state.draft.plan()
+            start_in_order(state, self.options, strict)

@@ -5,28 +5,24 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from heapq import nsmallest
 from itertools import islice
-from typing import Any
 
 from pydantic import Field
 
 from gpu_flows.schedulers.cluster.node_state import NodeState
 from gpu_flows.schedulers.cluster.state import Cluster
-from gpu_flows.schedulers.model import Device, Job, Plan, Progress
+from gpu_flows.schedulers.model import Device, Job, Progress
 from gpu_flows.schedulers.placement.base import ALL_NODES, SharingOptions, available_devices, candidate_nodes
 from gpu_flows.schedulers.policy import Policy, State
-from gpu_flows.schedulers.policy_support.starting import expected, serve_at
+from gpu_flows.schedulers.policy_support.durations import remaining_duration
+from gpu_flows.schedulers.policy_support.starting import start_in_order_on
 
 
 class LwfKappaOptions(SharingOptions):
-    kappa: int = Field(
-        default=1,
-        ge=0,
-        title="Kappa",
-        description="A job that asks for more devices than this is kept together; others go anywhere.",
-    )
+    kappa: int = Field(default=1, ge=0)
+    """A job that asks for more devices than this is kept together; others are placed anywhere."""
 
 
-class LwfKappa(Policy):
+class LwfKappa(Policy[LwfKappaOptions]):
     """The job with the least service left goes where the least work is left; a wide one stays together.
 
     Least workload first: Wang, Shi, Wang and Chu, "Communication Contention Aware Scheduling of
@@ -34,45 +30,42 @@ class LwfKappa(Policy):
     have left to do. A job of at most `kappa` devices takes those with the least work; a wider one goes
     through the servers in order of their total work, so that little of it has to cross the network.
 
-    There, jobs share a device as long as its memory lasts: that is `sharing: shared` here. With
-    exclusive devices all that are free have no work left, so the rule decides only between servers,
-    and first-declared devices serve narrow jobs. A wide job looks for a server that holds all of it
-    before it is split, in either case. The paper's second half, which lets transfers wait for
-    each other on the network, is no decision of a scheduler that hands out devices.
+    In the paper, jobs share a device as long as its memory lasts: that is `sharing: shared` here. With
+    exclusive devices all free devices have no work left, so the rule decides only between servers,
+    and narrow jobs get the first free devices. In either case a wide job is split only if no server
+    can hold all of it. The paper's second half, which makes network transfers wait for each other,
+    does not concern a scheduler that hands out devices.
 
-    Never preempts. Work conserving; jobs that do not fit are passed over, so a wide long job may starve.
-    A job that states no duration counts as endless.
+    It never preempts and is work conserving. Jobs that do not fit are passed over, so a wide long job
+    may starve. A job that states no duration counts as endless.
     """
 
     name = "lwf_kappa"
-    Options = LwfKappaOptions
-    options: LwfKappaOptions
     needs = ("expected duration",)
     optimizes = "mean turnaround, with little traffic between servers"
     promises = ("work conserving",)
 
-    def rank(self, job: Job, progress: Progress) -> Any:
-        return (job.queue_priority, (expected(job) - progress.work_s) * job.gpus, job.submitted, job.id)
+    def rank(self, job: Job, progress: Progress) -> float:
+        return remaining_duration(job, progress.work_s) * job.gpus
 
-    def plan(self, state: State) -> Plan:
+    def plan(self, state: State) -> None:
         work = _Work(state)
 
         def place(job: Job) -> tuple[Device, ...]:
             devices = self._choose(job, state.cluster, work)
-            work.forget(devices)  # they are about to have more
+            work.forget(devices)  # the job is about to add to their work
             return devices
 
-        serve_at(state, place, self.options)
-        return state.draft.plan()
+        start_in_order_on(state, place, self.options)
 
     def _choose(self, job: Job, cluster: Cluster, work: _Work) -> tuple[Device, ...]:
-        """The devices for the job; none if they are not there."""
+        """Return devices for the job, or none."""
         narrow = job.gpus <= self.options.kappa
         if narrow and (job.may_span_nodes or job.gpus == 1):
             return self._anywhere(job, cluster, work)
 
         def load(node: NodeState) -> float:
-            """Of the devices that a narrow job would get; of the whole server for a wide one."""
+            """Return the work on the devices for a narrow job; on the whole server for a wide one."""
             if not narrow:
                 return work.of(node)
             return sum(map(work.on, self._offers(node, job, job.gpus, cluster, work)))
@@ -84,7 +77,7 @@ class LwfKappa(Policy):
         return self._split(job, cluster, work) if job.may_span_nodes else ()
 
     def _anywhere(self, job: Job, cluster: Cluster, work: _Work) -> tuple[Device, ...]:
-        """The devices with the least work, wherever they are."""
+        """Return the devices with the least work on any nodes."""
         idle = self._idle(job, cluster)
         if len(idle) == job.gpus or self.options.sharing == "exclusive":
             return idle if len(idle) == job.gpus else ()
@@ -96,7 +89,7 @@ class LwfKappa(Policy):
         return tuple(devices) if len(devices) == job.gpus else ()
 
     def _idle(self, job: Job, cluster: Cluster) -> tuple[Device, ...]:
-        """The first devices that nobody holds: none can have less work."""
+        """Return the first free devices: none has less work."""
         nodes = cluster.nodes_in(cluster.eligible(job).nodes & cluster.with_idle(1))
         every = (
             each for node in nodes for each in available_devices(node, job, len(node.devices), self.options)
@@ -104,7 +97,7 @@ class LwfKappa(Policy):
         return tuple(islice((each for each in every if not cluster.devices[each.id].holders), job.gpus))
 
     def _split(self, job: Job, cluster: Cluster, work: _Work) -> tuple[Device, ...]:
-        """Server by server, those with the least work first."""
+        """Return devices of several servers, those with the least work first."""
         found: list[Device] = []
         for node in sorted(self._nodes(job, 1, cluster, work), key=work.of):
             found += self._offers(node, job, job.gpus - len(found), cluster, work)
@@ -113,12 +106,12 @@ class LwfKappa(Policy):
         return ()
 
     def _nodes(self, job: Job, gpus: int, cluster: Cluster, work: _Work) -> Iterator[NodeState]:
-        """Surely all nodes that have so many devices for the job, perhaps a few more."""
+        """Iterate over all nodes that have this many devices for the job, and perhaps a few more."""
         nodes = candidate_nodes(job, gpus, cluster, self.options, ALL_NODES)
         return cluster.nodes_in(nodes if self.options.sharing == "exclusive" else nodes & work.room(job))
 
     def _offers(self, node: NodeState, job: Job, gpus: int, cluster: Cluster, work: _Work) -> list[Device]:
-        """The node's devices that the job may have, at most so many, those with the least work first."""
+        """Return at most this many of the node's devices for the job, those with the least work first."""
         pure = bool(cluster.eligible(job).accepts_all & node.bit)
         return nsmallest(
             gpus, available_devices(node, job, len(node.devices), self.options, pure), key=work.on
@@ -126,7 +119,7 @@ class LwfKappa(Policy):
 
 
 class _Work:
-    """How much is left to do on devices and servers, worked out where somebody asks."""
+    """How much work is left on devices and servers, computed when it is needed."""
 
     def __init__(self, state: State) -> None:
         self._state = state
@@ -135,17 +128,17 @@ class _Work:
         self._room: dict[int, int] = {}
 
     def on(self, device: Device) -> float:
-        """Seconds of work that the device's holders have left."""
+        """Return the seconds of work that the device's holders have left."""
         found = self._on.get(device.id)
         if found is None:
             running, now = self._state.running, self._state.now
             holders = [running[job_id] for job_id in self._state.cluster.devices[device.id].holders]
-            found = sum(max(0.0, expected(each.job) - each.work(now)) for each in holders)
+            found = sum(max(0.0, remaining_duration(each.job, each.work(now))) for each in holders)
             self._on[device.id] = found
         return found
 
     def of(self, node: NodeState) -> float:
-        """The same, of all devices of a server together."""
+        """Return the work left on all devices of a server together."""
         found = self._of.get(node.name)
         if found is None:
             busy = (each.device for each in node.devices if each.holders)
@@ -153,7 +146,7 @@ class _Work:
         return found
 
     def room(self, job: Job) -> int:
-        """The nodes where some device had room for such a share when it was first asked for."""
+        """Return the nodes where some device had room for such a job when this was first asked."""
         found = self._room.get(job.memory_mb)
         if found is None:
             roomy = (node for node in self._state.cluster if any(each.fits(job) for each in node.devices))
@@ -161,7 +154,7 @@ class _Work:
         return found
 
     def forget(self, devices: Iterable[Device]) -> None:
-        """Somebody took these devices."""
+        """Drop what is known about these devices, because another job gets them."""
         for device in devices:
             self._on.pop(device.id, None)
             self._of.pop(device.node, None)

@@ -1,4 +1,4 @@
-"""Round Robin over servers, as Schedulearn does it: with a remembered last server."""
+"""Round robin over servers, as Schedulearn does it: it remembers the last server."""
 
 from __future__ import annotations
 
@@ -8,46 +8,40 @@ from pydantic import Field
 
 from gpu_flows.schedulers.cluster.node_state import NodeState
 from gpu_flows.schedulers.cluster.state import Cluster
-from gpu_flows.schedulers.model import Device, Job, Plan
+from gpu_flows.schedulers.model import Device, Job
 from gpu_flows.schedulers.placement.options import PlacementOptions
 from gpu_flows.schedulers.policy import Policy, State
-from gpu_flows.schedulers.policy_support.starting import serve_at
+from gpu_flows.schedulers.policy_support.starting import start_in_order_on
 
 
 class RoundRobinOptions(PlacementOptions):
-    wait_for_turn: bool = Field(
-        default=False,
-        title="Wait for the server whose turn it is",
-        description="Keep the oldest job waiting for the next server, even while another has room.",
-    )
+    wait_for_turn: bool = Field(default=False, title="Wait for the server whose turn it is")
+    """Keep the oldest job waiting for the next server, even while another has room."""
 
 
-class RoundRobin(Policy):
+class RoundRobin(Policy[RoundRobinOptions]):
     """The oldest job goes to the server after the one that got the last job.
 
     A server that could never hold the job is passed over; one that is only full now passes its
-    turn on, unless `wait_for_turn` is set (Schedulearn, section 4.4.2, says nothing of full
-    servers, and its program dropped the job). The head of the line blocks those behind it.
+    turn on, unless `wait_for_turn` is set (Schedulearn, section 4.4.2, does not mention full
+    servers, and its program dropped the job). The head of the queue blocks the jobs behind it.
     """
 
     name = "round_robin"
-    Options = RoundRobinOptions
-    options: RoundRobinOptions
     optimizes = "an even spread over the servers"
     promises = ("no starvation",)
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        self.last = ""
+        self.last = ""  # the node that got the last job
 
-    def plan(self, state: State) -> Plan:
-        serve_at(state, lambda job: self._in_turn(job, state.cluster), self.options, strict=True)
-        return state.draft.plan()
+    def plan(self, state: State) -> None:
+        start_in_order_on(state, lambda job: self._in_turn(job, state.cluster), self.options, strict=True)
 
     def _in_turn(self, job: Job, cluster: Cluster) -> tuple[Device, ...]:
-        """Devices on the first node that may have the job, beginning after the last one served."""
+        """Return devices on the first node that may have the job, beginning after the last one."""
         last = cluster.nodes.get(self.last)
-        before = last.bit * 2 - 1 if last else 0  # the nodes up to the last one served
+        before = last.bit * 2 - 1 if last else 0  # the nodes up to the last one
         able = cluster.eligible(job).nodes
         turns = [able & ~before, able & before]
         if self.options.wait_for_turn and not job.may_span_nodes:

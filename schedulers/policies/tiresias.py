@@ -1,10 +1,12 @@
-"""Tiresias: the less service a job has had, the sooner it is served; nobody needs to know durations.
+"""Tiresias: jobs that have had the least service run first; durations need not be known.
 
-Each queue is a list: running jobs in front, waiting ones behind. Those who arrive or come down from
-the queue above join at its end, and at every event all queues are walked in order: who fits stays or
-starts, who does not is stopped and goes before those who wait already. Here nobody walks the lists.
-A job's place is a few numbers by which running and waiting jobs compare; they stand still while
-serving by rank does what the walk would, and then those who changed sides get new ones.
+In the paper every queue is a list with running jobs in front and waiting ones behind. Jobs that arrive or
+are demoted from the queue above join at its end. At every event all queues are walked in order: a job that
+fits keeps running or starts, and one that does not is stopped and goes before those that wait already.
+
+Here no list is walked. A job's position in its list is a few numbers by which running and waiting jobs
+compare. They do not change while `run_by_rank` does what the walk would do; afterwards the jobs that were
+started or stopped get new ones.
 """
 
 from __future__ import annotations
@@ -17,87 +19,73 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
-from gpu_flows.schedulers.model import NO_PROGRESS, Job, Plan, Progress, Running
+from gpu_flows.schedulers.model import NO_PROGRESS, Job, Progress, Running
 from gpu_flows.schedulers.policy import Policy, State
 from gpu_flows.schedulers.policy_support.elastic import MaybeElasticOptions, by_gain
 from gpu_flows.schedulers.policy_support.gittins import SLACK, Gittins
-from gpu_flows.schedulers.policy_support.resizing import serve_elastic
-from gpu_flows.schedulers.policy_support.starting import serve_by_rank
+from gpu_flows.schedulers.policy_support.resizing import run_elastic
+from gpu_flows.schedulers.policy_support.starting import run_by_rank
 from gpu_flows.schedulers.running_order import RunningRank
 
 
-def _rising(limits: list[float]) -> list[float]:
+def _check_rising(limits: list[float]) -> list[float]:
     if any(high <= low for low, high in zip([0.0, *limits], limits, strict=False)):
         raise ValueError("limits must be above 0 and each above the one before it, such as [3250, 7200]")
     return limits
 
 
 class TiresiasOptions(MaybeElasticOptions):
-    discipline: Literal["las", "gittins"] = Field(
-        default="las",
-        title="Discipline",
-        description="Order inside a queue: as they came (las), or by the Gittins index of what they had.",
+    discipline: Literal["las", "gittins"] = "las"
+    """The order inside a queue: by arrival there (las), or by the Gittins index of the service attained."""
+
+    limits: Annotated[list[float], AfterValidator(_check_rising)] = Field(
+        default=[3250.0, 7200.0], title="Queue limits (GPU-seconds)"
     )
-    limits: Annotated[list[float], AfterValidator(_rising)] = Field(
-        default=[3250.0, 7200.0],
-        title="Queue limits (GPU-seconds)",
-        description="A job that has had this much service moves to the next queue; the last queue has none.",
-    )
-    quantum: float = Field(
-        default=3250.0,
-        gt=0,
-        title="Quantum (GPU-seconds)",
-        description="With gittins: how far the index looks ahead, and how often a running job is judged.",
-    )
-    samples: list[float] = Field(
-        default=[],
-        title="Samples (GPU-seconds)",
-        description="With gittins: service of earlier jobs to judge by. Empty learns it from jobs that end.",
-    )
-    promote: float = Field(
-        default=0.0,
-        ge=0,
-        title="Promote after",
-        description="A job that waits this many times as long as it ran starts anew in the first queue; "
-        "0 never.",
-    )
+    """A job that has had this much service moves to the next queue; the last queue has no limit."""
+
+    quantum: float = Field(default=3250.0, gt=0, title="Quantum (GPU-seconds)")
+    """With gittins: how far the index looks ahead, and how often a running job's index is updated."""
+
+    samples: list[float] = Field(default=[], title="Samples (GPU-seconds)")
+    """With gittins: the service of earlier jobs. If empty, it is learned from the jobs that end."""
+
+    promote: float = Field(default=0.0, ge=0, title="Promote after")
+    """A job that waits this many times as long as it ran starts again in the first queue; 0 never."""
 
 
-class _Place:
-    """Where one job stands in its queue's list."""
+class _Position:
+    """One job's position in the list of its queue."""
 
-    __slots__ = ("due", "forgiven", "queue", "runs", "turn")
+    __slots__ = ("due", "forgiven", "place", "queue", "runs")
 
-    def __init__(self, turn: tuple[int, int, int]) -> None:
+    def __init__(self, place: tuple[int, int, int]) -> None:
         self.queue = 0
-        self.turn = turn  # sorts the list: runs or waits, and since when
-        self.runs = False  # as of the last walk
+        self.place = place  # sorts the list: running, stopped or arrived, and since when
+        self.runs = False  # as of the last plan
         self.due = math.inf  # when it changes queues, if nothing happens before
-        self.forgiven = NO_PROGRESS  # what it had when it was last promoted
+        self.forgiven = NO_PROGRESS  # the progress at its last promotion, which no longer counts
 
 
-class Tiresias(Policy):
-    """Jobs that have had the least service, devices times time, run first; the others yield to them.
+class Tiresias(Policy[TiresiasOptions]):
+    """Jobs that have had the least service, devices times time, run first; others are preempted for them.
 
     Queues by attained service with first come, first served inside a queue (2D-LAS), or with the
     Gittins index of the service that earlier jobs took (2D-Gittins). Gu et al., "Tiresias: A GPU
-    Cluster Manager for Distributed Deep Learning", NSDI 2019. Needs to know nothing about a job.
+    Cluster Manager for Distributed Deep Learning", NSDI 2019. Nothing must be known about a job.
 
-    Work conserving. A long job starves while enough short ones keep coming, unless `promote` is set.
-    Which devices a job gets is up to the placement; the paper gathers only jobs whose largest tensor
-    dominates and lets all others spread. With `elastic` those who come first get the fewest devices
-    they can run on, and each further device goes to whoever gains most by it.
+    Work conserving. A long job starves while enough short ones keep arriving, unless `promote` is set.
+    The placement decides which devices a job gets; the paper consolidates only jobs whose largest
+    tensor dominates and spreads all others. With `elastic` the first jobs in order get the fewest
+    devices they can run on, and each further device goes to the job that gains most by it.
 
-    With `placement: any` this is the authors' simulator to the digit, but for one slip in it: as
-    shipped it takes seconds run for GPU-seconds when it looks for the next change of queues, and so
-    comes too late to jobs of several devices (5,000 jobs of the Philly trace on 400 GPUs turn around
-    in 8322.3 s on average there, in 8317.9 s with that put right, and here). As there, queues change
-    on whole seconds.
+    With `placement: any` this gives exactly the results of the authors' simulator, except for one
+    mistake in it: as published it takes seconds run for GPU-seconds when it looks for the next change
+    of queues, and so demotes jobs of several devices too late (5,000 jobs of the Philly trace on 400
+    GPUs have a mean turnaround of 8322.3 s there, and of 8317.9 s with that corrected, and here). As
+    there, queues change on whole seconds.
     """
 
     name = "tiresias"
-    Options = TiresiasOptions
-    options: TiresiasOptions
     preempts = True
     moves_running = True
     optimizes = "mean turnaround, without knowing durations"
@@ -105,176 +93,167 @@ class Tiresias(Policy):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        self._places: dict[str, _Place] = {}
-        self._changed: set[str] = set()  # who may have changed sides since the last walk
+        self._positions: dict[str, _Position] = {}
+        self._changed: set[str] = set()  # jobs that may have been started or stopped since the last plan
         self._numbers = count(1)
         self._plans = 0
         self._now = 0.0
-        self._moments: list[tuple[float, tuple[int, float, str]]] = []  # heap of (due, job.order)
+        self._changes: list[tuple[float, tuple[int, float, str]]] = []  # heap of (due, job.order)
         self._gittins = Gittins(self.options.quantum, self.options.samples)
         self._by_index = self.options.discipline == "gittins"
         self._learns = self._by_index and not self.options.samples
-        self._held: dict[str, Running] = {}  # who ran when last seen, to notice who ended
+        self._held: dict[str, Running] = {}  # the jobs that ran when last seen, to notice which ended
 
-    def plan(self, state: State) -> Plan:
+    def plan(self, state: State) -> None:
         self._now = state.now
         self._plans += 1
         self._change_queues(state)
         if self._learns:
             self._learn(state)
         if self.options.elastic:
-            serve_elastic(state, self.options, self.rank, by_gain, by_ladder=True)
+            run_elastic(state, self.options, by_gain, by_running_rank=True)
         else:
-            serve_by_rank(state, self.options)
-        self._reorder(state)
+            run_by_rank(state, self.options)
+        self._update_places(state)
         self._forget(state)
-        return state.draft.plan(self._next_moment(state))
+        state.draft.wake_at(self._next_change(state))
 
-    # -- a job's place ------------------------------------------------------------------------
+    # -- ranks: queue, Gittins index, place in the queue's list -------------------------------
 
-    def rank(self, job: Job, progress: Progress) -> Any:
-        place = self._place(job)
-        if place.runs:
+    def rank(self, job: Job, progress: Progress) -> tuple[float, ...]:
+        position = self._position(job)
+        if position.runs:
             self._changed.add(job.id)
         if self._learns:
             self._held.pop(job.id, None)
-        attained = max(0.0, progress.gpu_s - place.forgiven.gpu_s)
-        value = self._value(place, attained)
-        self._expect(place, job, self._promotion(place, progress))
-        return (job.queue_priority, value, job.submitted, job.id)
+        value = self._value(position, max(0.0, progress.gpu_s - position.forgiven.gpu_s))
+        self._expect_change(position, job, self._promotion(position, progress))
+        return value
 
     def running_rank(self, running: Running) -> RunningRank | None:
         if not running.devices:
             return None
         job = running.job
-        place = self._place(job)
-        if not place.runs:
+        position = self._position(job)
+        if not position.runs:
             self._changed.add(job.id)
         if self._learns:
             self._held[job.id] = running
         now = max(self._now, running.since)
-        attained = max(0.0, running.gpu_seconds(now) - place.forgiven.gpu_s)
-        value = self._value(place, attained)
-        self._expect(place, job, now + self._stretch(place.queue, attained) / len(running.devices))
+        attained = max(0.0, running.gpu_seconds(now) - position.forgiven.gpu_s)
+        value = self._value(position, attained)
+        remaining = self._service_to_change(position.queue, attained)
+        self._expect_change(position, job, now + remaining / len(running.devices))
         return RunningRank(value)
 
-    def _place(self, job: Job) -> _Place:
-        place = self._places.get(job.id)
-        if place is None:
-            place = self._places[job.id] = _Place(self._at_the_end())
-        return place
+    def _position(self, job: Job) -> _Position:
+        position = self._positions.get(job.id)
+        if position is None:
+            position = self._positions[job.id] = _Position(self._at_the_end())
+        return position
 
-    def _value(self, place: _Place, attained: float) -> tuple[float, ...]:
-        """What all jobs sort by, running or not: queue, index, place in the list."""
-        place.queue = bisect_right(self.options.limits, attained + SLACK)
-        return (place.queue, -self._gittins.index(attained) if self._by_index else 0.0, *place.turn)
+    def _value(self, position: _Position, attained: float) -> tuple[float, ...]:
+        """Return what running and waiting jobs sort by, and update the job's queue."""
+        position.queue = bisect_right(self.options.limits, attained + SLACK)
+        return (position.queue, -self._gittins.index(attained) if self._by_index else 0.0, *position.place)
 
-    # -- a place in the list: those who run, those who were stopped (the latest first), those who came
+    # -- places in a list: running jobs, stopped ones (the latest first), arrived ones --------
 
     def _among_the_running(self) -> tuple[int, int, int]:
         return (0, 0, next(self._numbers))
 
-    def _before_the_waiting(self, place: _Place) -> tuple[int, int, int]:
-        return (1, -self._plans, place.turn[2])
+    def _before_the_waiting(self, position: _Position) -> tuple[int, int, int]:
+        return (1, -self._plans, position.place[2])
 
     def _at_the_end(self) -> tuple[int, int, int]:
         return (2, 0, next(self._numbers))
 
-    def _reorder(self, state: State) -> None:
-        """The walk is over: who was started joins those who run, who was stopped those who wait."""
-        changed = [(self._places[job_id].turn, job_id) for job_id in self._changed if _there(state, job_id)]
+    def _update_places(self, state: State) -> None:
+        """Put the jobs that this plan started among the running ones, and those it stopped before the
+        waiting ones."""
+        changed = [
+            (self._positions[job_id].place, job_id) for job_id in self._changed if _is_known(state, job_id)
+        ]
         self._changed.clear()
         for _, job_id in sorted(changed):
-            place = self._places[job_id]
+            position = self._positions[job_id]
             runs = job_id in state.running
-            if runs and place.turn[0]:
-                place.turn = self._among_the_running()
-                _stand_anew(state, job_id)
-            elif not runs and not place.turn[0]:
-                place.turn = self._before_the_waiting(place)
-                _rank_anew(state, job_id)
-            place.runs = runs
+            if runs and position.place[0]:
+                position.place = self._among_the_running()
+                state.draft.rerank(job_id)
+            elif not runs and not position.place[0]:
+                position.place = self._before_the_waiting(position)
+                state.draft.rerank(job_id)
+            position.runs = runs
 
-    # -- when places change -------------------------------------------------------------------
+    # -- changes of queues --------------------------------------------------------------------
 
-    def _stretch(self, queue: int, attained: float) -> float:
-        """How much more service brings a running job to another place."""
+    def _service_to_change(self, queue: int, attained: float) -> float:
+        """Return how much more service changes a running job's queue or index."""
         limits = self.options.limits
-        mark = limits[queue] if queue < len(limits) else math.inf
+        limit = limits[queue] if queue < len(limits) else math.inf
         if self._by_index:
-            mark = min(mark, self._gittins.next_change(attained))
-        return mark - attained
+            limit = min(limit, self._gittins.next_change(attained))
+        return limit - attained
 
-    def _promotion(self, place: _Place, progress: Progress) -> float:
-        """When a waiting job will have waited for too long."""
-        if not self.options.promote or not place.queue or progress.stopped is None:
+    def _promotion(self, position: _Position, progress: Progress) -> float:
+        """Return when a waiting job is promoted to the first queue."""
+        if not self.options.promote or not position.queue or progress.stopped is None:
             return math.inf
-        return progress.stopped + self.options.promote * (progress.ran_s - place.forgiven.ran_s)
+        return progress.stopped + self.options.promote * (progress.ran_s - position.forgiven.ran_s)
 
-    def _expect(self, place: _Place, job: Job, due: float) -> None:
+    def _expect_change(self, position: _Position, job: Job, due: float) -> None:
         due = math.ceil(due) if due < math.inf else due
-        if due != place.due:
-            place.due = due
+        if due != position.due:
+            position.due = due
             if due < math.inf:
-                heappush(self._moments, (due, job.order))
+                heappush(self._changes, (due, job.order))
 
-    def _next_moment(self, state: State) -> float | None:
-        """When the next job changes its place. Entries that something overtook are dropped on the way."""
-        moments = self._moments
-        while moments:
-            due, (_, _, job_id) = moments[0]
-            place = self._places.get(job_id)
-            if place and place.due == due and _there(state, job_id):
+    def _next_change(self, state: State) -> float:
+        """Return when the next job changes queues. Outdated entries on the way are dropped."""
+        changes = self._changes
+        while changes:
+            due, (_, _, job_id) = changes[0]
+            position = self._positions.get(job_id)
+            if position and position.due == due and _is_known(state, job_id):
                 return due
-            heappop(moments)
-        return None
+            heappop(changes)
+        return math.inf
 
     def _change_queues(self, state: State) -> None:
-        """Move every job whose time has come to its new queue."""
-        while (due := self._next_moment(state)) is not None and due <= state.now:
-            job_id = heappop(self._moments)[1][2]
-            place = self._places[job_id]
-            place.due = math.inf
+        """Promote the waiting jobs and demote the running ones whose time has come."""
+        while self._next_change(state) <= state.now:
+            job_id = heappop(self._changes)[1][2]
+            position = self._positions[job_id]
+            position.due = math.inf
             if job_id in state.queue:
-                place.forgiven, place.turn = state.queue.progress(job_id), self._at_the_end()
-                _rank_anew(state, job_id)
+                position.forgiven, position.place = state.queue.progress(job_id), self._at_the_end()
+                state.draft.rerank(job_id)
                 continue
-            before = place.queue
-            _stand_anew(state, job_id)
-            if place.queue != before:
-                place.turn = self._at_the_end()
+            before = position.queue
+            state.draft.rerank(job_id)
+            if position.queue != before:
+                position.place = self._at_the_end()
                 self._changed.add(job_id)
-                _stand_anew(state, job_id)
+                state.draft.rerank(job_id)
 
-    # -- what others took ---------------------------------------------------------------------
+    # -- the service of earlier jobs ----------------------------------------------------------
 
     def _learn(self, state: State) -> None:
-        """Notice who ended since the last plan, and judge everybody anew once that is news."""
+        """Add the service of jobs that ended since the last plan, and rank all jobs again if that changes
+        the index."""
         if len(self._held) != len(state.running):
             for job_id in sorted(self._held.keys() - state.running.keys()):
                 self._gittins.learn(self._held.pop(job_id).gpu_seconds(state.now))
         if self._gittins.refresh():
-            state.queue.rank_by(self.rank)
-            for job_id in state.running:
-                _stand_anew(state, job_id)
+            state.draft.rerank_all()
 
     def _forget(self, state: State) -> None:
-        """Let go of the places of jobs that are gone, now and then."""
-        if len(self._places) > 2 * (len(state.running) + len(state.queue)) + 1_000:
-            for job_id in [each for each in self._places if not _there(state, each)]:
-                del self._places[job_id]
+        """Drop the positions of jobs that ended, from time to time."""
+        if len(self._positions) > 2 * (len(state.running) + len(state.queue)) + 1_000:
+            for job_id in [each for each in self._positions if not _is_known(state, each)]:
+                del self._positions[job_id]
 
 
-def _there(state: State, job_id: str) -> bool:
+def _is_known(state: State, job_id: str) -> bool:
     return job_id in state.running or job_id in state.queue
-
-
-def _stand_anew(state: State, job_id: str) -> None:
-    state.running_order.remove(job_id)
-    state.running_order.add(state.running[job_id])
-
-
-def _rank_anew(state: State, job_id: str) -> None:
-    job = state.queue.get(job_id)
-    if job:
-        state.queue.add(job, state.queue.remove(job_id))

@@ -1,21 +1,21 @@
-"""When and where waiting jobs will fit, if running jobs end when they are expected to.
+"""A forecast of when and where waiting jobs will fit, if running jobs end when they are expected to.
 
 Backfilling lets a small job pass a large one, as long as the large one does not wait longer for it.
-That takes a forecast: which devices come free when, and what of that is kept for whom. A set of
-devices is a whole number, a bit a device, so that "free by then, accepted, not kept for somebody" is
-three operations, on ten thousand devices too.
+That takes a forecast: which devices become free when, and which of them are reserved for which job. A
+set of devices is an integer with one bit per device, so that "free by then, accepted and not reserved"
+is three operations, even for ten thousand devices.
 
-Where nobody knows when a job will fit, because endless jobs are in its way, the devices that will
-serve it best are kept from other endless jobs: sooner or later they come free.
+If endless jobs make it unknown when a job will fit, the devices that suit it best are kept from other
+endless jobs: eventually they become free.
 """
 
 from __future__ import annotations
 
 import math
 from bisect import insort
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from functools import cached_property
-from heapq import heapify, heappop, heappush, merge
+from heapq import heapify, heappop, heappush
 from itertools import count
 from typing import NamedTuple
 
@@ -24,19 +24,13 @@ from gpu_flows.schedulers.cluster.node_state import NodeState
 from gpu_flows.schedulers.model import Device, Job, Running
 from gpu_flows.schedulers.placement.options import PlacementOptions
 from gpu_flows.schedulers.policy import State
-from gpu_flows.schedulers.policy_support.starting import expected
-from gpu_flows.schedulers.waiting_queue import Entry, Group
+from gpu_flows.schedulers.policy_support.durations import remaining_duration
 
-BLINK_S = 0.001  # no job takes less: one that is expected to end at once needs its devices all the same
-
-
-def in_order(groups: Iterable[Group]) -> Iterator[Entry]:
-    """The jobs of these groups in the policy's order, at the price of those looked at."""
-    return merge(*(group.in_order() for group in groups))
+SHORTEST_S = 0.001  # no job takes less: one that is expected to end immediately still needs its devices
 
 
 class Slot(NamedTuple):
-    """Devices kept for a job. One that begins at infinity is kept from endless jobs only."""
+    """Devices reserved for a job. If it starts at infinity, they are kept from endless jobs only."""
 
     job: Job
     start: float
@@ -44,39 +38,41 @@ class Slot(NamedTuple):
     devices: int
 
 
-_End = tuple[float, int, tuple[Device, ...]]  # when, a number that settles ties, the devices let go of
+_End = tuple[float, int, tuple[Device, ...]]  # when, a number that settles ties, the devices released
 
 
 class Forecast:
-    """What a plan knows of the future. Running jobs that would yield count as gone already.
+    """What a plan knows of the future. Running jobs that would be preempted count as ended already.
 
-    The future is looked into only as far as somebody asks: jobs that end late cost next to nothing.
+    The future is computed only as far as it is asked for, so jobs that end late cost little.
     """
 
-    def __init__(self, state: State, yields: Callable[[Running], bool] | None = None) -> None:
-        self._state, self._now, self._cluster, self._yields = state, state.now, state.cluster, yields
+    def __init__(self, state: State, would_preempt: Callable[[Running], bool] | None = None) -> None:
+        self._state, self._now, self._cluster = state, state.now, state.cluster
+        self._would_preempt = would_preempt
         self._map = DeviceMap.for_cluster(state.cluster)
         self._idle = self._map.idle(state.cluster)
-        self._freed = {self._now: self._idle}  # when -> the devices that running jobs let go of
-        self._moments = [self._now]  # when anything ends, slots included, as far as was looked
-        self._ends: list[_End] = [  # what comes later, as a heap
-            (self._leaves(each), number, each.devices) for number, each in enumerate(state.running.values())
+        self._freed = {self._now: self._idle}  # when -> the devices that running jobs release
+        self._moments = [self._now]  # when a job or a slot ends, as far as the forecast was computed
+        self._ends: list[_End] = [  # the later ends, as a heap
+            (self._end_of_running(running), number, running.devices)
+            for number, running in enumerate(state.running.values())
         ]
         heapify(self._ends)
         while self._ends and self._ends[0][0] <= self._now:
             self._freed[self._now] |= self._usable(heappop(self._ends)[2])
         self._numbers = count(len(state.running))
-        self.slots: list[Slot] = []  # in the order in which they were promised
+        self.slots: list[Slot] = []  # in the order in which they were reserved
         self._vacated: dict[float, int] = {}  # when -> the devices whose slots end
-        self._floors: dict[object, list[tuple[float, float]]] = {}  # ask -> how long, and not before when
-        self._takes: dict[str, float] = {}  # job id -> how long it would run
+        self._not_before: dict[object, list[tuple[float, float]]] = {}  # request -> duration, earliest start
+        self._durations: dict[str, float] = {}  # by job id
 
-    def foreseen_by(self, earlier: Forecast) -> bool:
-        """Whether all went as an earlier forecast said: then its slots are still the best there are."""
+    def was_foreseen_by(self, earlier: Forecast) -> bool:
+        """Return whether an earlier forecast came true: then its slots are still the best ones."""
         if earlier._map is not self._map:
             return False
         while earlier._ends and earlier._ends[0][0] <= self._now:
-            earlier._look_further()
+            earlier._compute_next()
         idle = 0
         for moment in earlier._moments:
             if moment > self._now:
@@ -84,93 +80,94 @@ class Forecast:
             idle |= earlier._freed[moment]
         return idle == self._idle
 
-    # -- promises -----------------------------------------------------------------------------
+    # -- reservations -------------------------------------------------------------------------
 
-    def promise(self, job: Job) -> Slot:
-        """Keep devices for the job from the first moment on at which it will fit."""
+    def reserve(self, job: Job) -> Slot:
+        """Reserve devices for the job from the first moment at which it will fit."""
         slot = self._earliest(job) or Slot(job, math.inf, math.inf, self._best_for(job))
         self.keep(slot)
         return slot
 
     def keep(self, slot: Slot) -> None:
-        """Nobody else gets these devices at that time."""
+        """Reserve the devices of this slot."""
         self.slots.append(slot)
-        length = slot.end - slot.start if slot.start < math.inf else self.takes(slot.job)
-        self._floors.setdefault(slot.job.ask, []).append((length, slot.start))
+        length = slot.end - slot.start if slot.start < math.inf else self.duration(slot.job)
+        self._not_before.setdefault(slot.job.request, []).append((length, slot.start))
         self._vacated[slot.end] = self._vacated.get(slot.end, 0) | slot.devices
         self._expect(slot.end, ())
 
     def started(self, job: Job) -> None:
-        """The plan has started this job."""
+        """Record that the plan has started this job."""
         running = self._state.running[job.id]
         taken = self._map.to_set(running.devices)
         self._idle &= ~taken
         self._freed[self._now] &= ~taken
-        self._expect(self._leaves(running), running.devices)
+        self._expect(self._end_of_running(running), running.devices)
 
     # -- questions ----------------------------------------------------------------------------
 
     def can_serve(self, job: Job) -> bool:
-        """Whether the job will fit some day without a repair. Nobody should wait for that with it."""
+        """Return whether the job will fit at some time without a repair. Others must not wait for a repair
+        with it."""
         return bool(self._best_for(job))
 
-    def takes(self, job: Job) -> float:
-        """How long the waiting job would run, on the slowest devices that it accepts. One that ran for
+    def duration(self, job: Job) -> float:
+        """Return how long the waiting job would run, on the slowest devices that it accepts. A job that ran
         longer than expected is expected to take as long again as it is late."""
-        known = self._takes.get(job.id)
+        known = self._durations.get(job.id)
         if known is None:
-            left = abs(expected(job) - self._state.queue.progress(job.id).work_s)
+            left = abs(remaining_duration(job, self._state.queue.progress(job.id).work_s))
             models = self._map.models(job, self._cluster)
             slowest = min((self._state.speed(job, model, job.gpus) for model in models), default=1.0)
-            known = self._takes[job.id] = max(left / slowest, BLINK_S) if slowest > 0 else math.inf
+            known = self._durations[job.id] = max(left / slowest, SHORTEST_S) if slowest > 0 else math.inf
         return known
 
     def end_of(self, job: Job) -> float:
-        """When the waiting job would end, were it to start now."""
-        return self._now + self.takes(job)
+        """Return when the waiting job would end if it started now."""
+        return self._now + self.duration(job)
 
     def is_brief(self, job: Job) -> bool:
-        """Whether the job would end before anything is kept for somebody."""
-        return not self._kept(self._now, self.end_of(job))
+        """Return whether the job would end before the first slot starts."""
+        return not self._reserved(self._now, self.end_of(job))
 
     def has_spare(self, seconds: float) -> bool:
-        """Whether there are idle devices that are kept for nobody for so long."""
-        return bool(self._idle & ~self._kept(self._now, self._now + seconds))
+        """Return whether there are idle devices that are not reserved for this long."""
+        return bool(self._idle & ~self._reserved(self._now, self._now + seconds))
 
     def allows(self, job: Job, devices: tuple[Device, ...], end: float) -> bool:
-        """Whether the job may have these devices from now until then."""
-        return not self._map.to_set(devices) & self._kept(self._now, end) and all(
+        """Return whether the job may have these devices from now until the end."""
+        return not self._map.to_set(devices) & self._reserved(self._now, end) and all(
             self._has_host_room(job, self._cluster.nodes[name], self._now, end)
             for name in {device.node for device in devices}
         )
 
     def room_now(self, job: Job, options: PlacementOptions) -> tuple[Device, ...]:
-        """Devices on which the job may start now: those of its placement, or else others."""
+        """Return devices on which the job may start now: those of its placement, or else others."""
         devices, end = options.place(job, self._cluster), self.end_of(job)
         if not devices or self.allows(job, devices, end):
             return devices
         devices = self._map.to_devices(self._spare(job, end))
         return (
             () if self._cluster.allocation_error(job, devices) else devices
-        )  # who would yield is still there
+        )  # jobs to be preempted still hold theirs
 
     def devices_now(self, slot: Slot) -> tuple[Device, ...]:
-        """The slot's devices, if its time has come and they are idle."""
+        """Return the slot's devices if its time has come and they are idle."""
         ready = slot.start <= self._now and not slot.devices & ~self._idle
         return self._map.to_devices(slot.devices) if ready else ()
 
-    # -- inside: time -------------------------------------------------------------------------
+    # -- internal: time -----------------------------------------------------------------------
 
-    def _leaves(self, running: Running) -> float:
-        """When the job lets go of its devices. One that is late is expected to take as long again as it
-        is late."""
-        if self._yields and self._yields(running):
+    def _end_of_running(self, running: Running) -> float:
+        """Return when the job releases its devices. A job that is late is expected to take as long again as
+        it is late."""
+        if self._would_preempt and self._would_preempt(running):
             return self._now
         due = running.due()
-        return due if due > self._now else self._now + max(self._now - due, BLINK_S)
+        return due if due > self._now else self._now + max(self._now - due, SHORTEST_S)
 
     def _expect(self, moment: float, devices: tuple[Device, ...]) -> None:
-        """Something ends then, and lets go of these devices."""
+        """Record that a job or a slot ends at this moment and releases these devices."""
         if moment > self._moments[-1]:
             heappush(self._ends, (moment, next(self._numbers), devices))
             return
@@ -178,8 +175,8 @@ class Forecast:
             insort(self._moments, moment)
         self._freed[moment] = self._freed.get(moment, 0) | self._usable(devices)
 
-    def _look_further(self) -> bool:
-        """Find out what happens next. False if nothing does."""
+    def _compute_next(self) -> bool:
+        """Compute the next moment at which something ends. Return False if there is none."""
         if not self._ends or self._ends[0][0] == math.inf:
             return False
         moment, freed = self._ends[0][0], 0
@@ -190,36 +187,36 @@ class Forecast:
         return True
 
     def _earliest(self, job: Job) -> Slot | None:
-        """The first moment from which on the job fits for as long as it takes. That is later than now,
-        where it was tried, and not before a shorter job with the same ask fits."""
-        accepted, takes = self._map.accepted(job, self._cluster), self.takes(job)
-        known = self._floors.get(job.ask, ())
-        floor = max((start for length, start in known if length <= takes), default=self._now)
+        """Return the first slot in which the job fits for its whole duration. It is later than now, because
+        now was tried already, and not before a shorter job with the same request fits."""
+        accepted, duration = self._map.accepted(job, self._cluster), self.duration(job)
+        known = self._not_before.get(job.request, ())
+        floor = max((start for length, start in known if length <= duration), default=self._now)
         free, index = self._freed[self._now], 1
-        while floor < math.inf and (index < len(self._moments) or self._look_further()):
+        while floor < math.inf and (index < len(self._moments) or self._compute_next()):
             moment = self._moments[index]
             free |= self._freed[moment]
             index += 1
             if moment >= floor and (free & accepted).bit_count() >= job.gpus:
-                devices = self._choose(job, free & accepted, moment, moment + takes)
+                devices = self._choose(job, free & accepted, moment, moment + duration)
                 if devices:
-                    return Slot(job, moment, moment + takes, devices)
+                    return Slot(job, moment, moment + duration, devices)
         return None
 
-    def _kept(self, start: float, end: float) -> int:
-        """The devices kept for somebody at any time between these two."""
+    def _reserved(self, start: float, end: float) -> int:
+        """Return the devices that are reserved at any time between these two."""
         devices = 0
         for slot in self.slots:
             if (slot.start < end or end == math.inf) and start < slot.end:
                 devices |= slot.devices
         return devices
 
-    # -- inside: space ------------------------------------------------------------------------
+    # -- internal: space ----------------------------------------------------------------------
 
     def _spare(self, job: Job, end: float) -> int:
-        """Idle devices for the job that are kept for nobody until then."""
+        """Return idle devices for the job that are not reserved until the end."""
         able = self._cluster.eligible(job).nodes
-        free = self._idle & self._map.accepted(job, self._cluster) & ~self._kept(self._now, end)
+        free = self._idle & self._map.accepted(job, self._cluster) & ~self._reserved(self._now, end)
         free &= ~self._crowded(job, able, self._now, end)
         for node in self._cluster.nodes_in(able & self._cluster.with_idle(job.gpus)):
             here = free & self._map.on_node(node.name)
@@ -228,9 +225,9 @@ class Forecast:
         return lowest_bits(free, job.gpus) if job.may_span_nodes and free.bit_count() >= job.gpus else 0
 
     def _choose(self, job: Job, free: int, start: float, end: float) -> int:
-        """Devices for the job, of those free at the start, that are kept for nobody until the end. Of the
-        possible choices, the one that leaves the most to those who can start now. The job did not fit a
-        moment ago, so it does now only on nodes where something has just ended: no others are tried."""
+        """Choose devices for the job among those free at the start and not reserved until the end. Of the
+        possible choices, take the one that leaves the most to jobs that can start now. The job did not
+        fit a moment earlier, so only nodes where something ends at the start are tried."""
         fresh = self._map.to_nodes(self._freed[start] | self._vacated.get(start, 0))
         nodes = fresh & self._cluster.eligible(job).nodes
         places = [free & self._map.on_node(node.name) for node in self._cluster.nodes_in(nodes)]
@@ -240,7 +237,7 @@ class Forecast:
             places.append(free)
         if not places:
             return 0
-        free &= ~self._kept(start, end) & ~self._crowded(job, nodes, start, end)
+        free &= ~self._reserved(start, end) & ~self._crowded(job, nodes, start, end)
         choices = [self._latest(place & free, job.gpus) for place in places]
         enough = [choice for choice in choices if choice.bit_count() == job.gpus]
         now, idle = self._freed[self._now], self._idle
@@ -249,14 +246,14 @@ class Forecast:
         )
 
     def _latest(self, devices: int, count: int) -> int:
-        """So many of these devices, idle ones last; fewer if there are not enough."""
+        """Choose up to `count` of these devices, idle ones last."""
         chosen, now = 0, self._freed[self._now]
         for some in (devices & ~now, devices & now & ~self._idle, devices & self._idle):
             chosen |= lowest_bits(some, count - chosen.bit_count())
         return chosen
 
     def _best_for(self, job: Job) -> int:
-        """Devices that can serve the job once endless jobs are gone: on the node with the most idle ones."""
+        """Return devices for the job once endless jobs have ended, on the node with the most idle ones."""
         sound = self._map.accepted(job, self._cluster) & ~self._broken
         if job.may_span_nodes:
             return sound if sound.bit_count() >= job.gpus else 0
@@ -270,11 +267,11 @@ class Forecast:
 
     @cached_property
     def _broken(self) -> int:
-        """What is sick or on a node that is down."""
+        """The devices that are unhealthy or on a node that is down."""
         return self._map.unavailable(self._cluster)
 
     def _usable(self, devices: tuple[Device, ...]) -> int:
-        """Those of the devices that somebody else can have after their present holder."""
+        """Return the devices that another job can have after their present holder."""
         known, nodes = self._cluster.devices, self._cluster.nodes
         return self._map.to_set(
             device
@@ -283,7 +280,7 @@ class Forecast:
         )
 
     def _crowded(self, job: Job, nodes: int, start: float, end: float) -> int:
-        """The devices on those of the nodes that have too little beside them for the job."""
+        """Return the devices of those nodes that have too few processors or too little memory for the job."""
         devices = 0
         if job.cpus or job.ram_mb:
             for node in self._cluster.nodes_in(nodes):
@@ -292,7 +289,7 @@ class Forecast:
         return devices
 
     def _has_host_room(self, job: Job, node: NodeState, start: float, end: float) -> bool:
-        """Whether the node's processors and memory will suffice all the time."""
+        """Return whether the node's processors and memory suffice from start to end."""
         if not (job.cpus or job.ram_mb):
             return True
         here = self._map.on_node(node.name)
@@ -301,9 +298,10 @@ class Forecast:
         others = [self._state.running[job_id] for job_id in holders]
         for moment in {start, *(slot.start for slot in slots if slot.start > start)}:
             coming = [slot.job for slot in slots if slot.start <= moment < slot.end]
-            gone = [running.job for running in others if self._leaves(running) <= moment]
-            cpus = node.free_cpus + sum(each.cpus for each in gone) - sum(each.cpus for each in coming)
-            ram = node.free_ram_mb + sum(each.ram_mb for each in gone) - sum(each.ram_mb for each in coming)
+            ended = [running.job for running in others if self._end_of_running(running) <= moment]
+            cpus = node.free_cpus + sum(other.cpus for other in ended) - sum(other.cpus for other in coming)
+            ram = node.free_ram_mb + sum(other.ram_mb for other in ended)
+            ram -= sum(other.ram_mb for other in coming)
             if (node.node.cpus and job.cpus > cpus + 1e-9) or (node.node.ram_mb and job.ram_mb > ram):
                 return False
         return True

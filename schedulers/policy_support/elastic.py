@@ -1,8 +1,8 @@
-"""Jobs that can do with fewer devices or use more: who gets how many.
+"""How many devices each job gets, for jobs that can run on fewer devices or use more.
 
-An elastic policy works out a share for every job, as if devices were coins; `resizing` then makes
-moves of the shares. Where nothing running may be touched (`state.can_preempt` is false) the idle
-devices alone are divided, among the waiting jobs alone.
+An elastic policy computes a share for every job, as a number of devices; `resizing` turns the shares into
+moves. Where running jobs must not be preempted (`state.can_preempt` is false) only the idle devices are
+divided, among the waiting jobs.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from heapq import heapify, heappop, heapreplace, merge
 from operator import itemgetter
-from typing import Any
 
 from pydantic import Field
 
@@ -22,26 +21,17 @@ from gpu_flows.schedulers.waiting_queue import Rank
 
 
 class ElasticOptions(PlacementOptions):
-    """What every elastic policy lets people choose."""
+    """The options of every elastic policy."""
 
-    min_gain: float = Field(
-        default=0.0,
-        ge=0,
-        title="Least gain of a resize",
-        description="A running job gets more devices only if they make it faster by more than this part "
-        "(0.1 is a tenth), since every resize costs a restart.",
-    )
+    min_gain: float = Field(default=0.0, ge=0, title="Least gain of a resize")
+    """Grow a running job, which costs a restart, only if that makes it faster by more than this part."""
 
 
 class MaybeElasticOptions(ElasticOptions):
-    """For policies that are elastic on demand."""
+    """The options of policies that are elastic on demand."""
 
-    elastic: bool = Field(
-        default=False,
-        title="Elastic",
-        description="Serve everybody with the fewest devices it can run on, hand the rest out to those "
-        "who can use more, and resize running jobs accordingly.",
-    )
+    elastic: bool = False
+    """Give jobs the fewest devices they can run on, hand out the rest, and resize running jobs for that."""
 
 
 # -- what there is to divide ---------------------------------------------------------------------
@@ -51,9 +41,9 @@ Scaling = tuple[float, tuple[float, ...]]  # a job's speed on one device, and it
 
 
 class Division:
-    """The devices that may be divided anew, and the jobs among which.
+    """The devices that may be divided anew, and the jobs that take part.
 
-    Running jobs take part unless they must not be touched, share a device, or hold none at all.
+    A running job takes part unless it may not be preempted, shares a device, or holds none.
     """
 
     def __init__(self, state: State) -> None:
@@ -63,72 +53,75 @@ class Division:
         self.devices = state.cluster.idle + sum(is_usable(state, device) for device in held)
         self._widest_node = max((len(node.devices) for node in state.cluster), default=0)
         self._scaling: dict[str, Scaling] = {}
-        self._scaling_alike: dict[tuple[object, ...], Scaling] = {}
+        self._scaling_by_kind: dict[tuple[object, ...], Scaling] = {}
 
     @cached_property
     def smallest(self) -> int:
-        """The fewest devices with which anybody could do anything."""
-        waiting = [group.gpus for _, _, _, group in self.state.queue.heads()]
+        """The fewest devices on which any of the jobs can run."""
+        waiting = [group.least for group in self.state.queue.groups()]
         return min([*waiting, *(each.job.least for each in self.running.values())], default=0)
 
-    def in_order(self, rank: Rank, by_ladder: bool = False) -> Iterator[Job]:
-        """Running and waiting jobs together, in the order of this rank; with `by_ladder`, of a policy
-        that ranks running jobs by their running_rank alone."""
-        now, queue, running_order = self.state.now, self.state.queue, self.state.running_order
-        running: list[tuple[Any, ...]]
-        if by_ladder:
-            running = [(place, each.job) for place, each in running_order.last_first(now)][::-1]
-            running = [entry for entry in running if entry[-1].id in self.running]
+    def in_order(self, by_running_rank: bool = False) -> Iterator[Job]:
+        """Iterate over running and waiting jobs together, in the order in which they would wait; with
+        `by_running_rank`, rank the running ones by the policy's `running_rank`."""
+        now, queue = self.state.now, self.state.queue
+        running: list[tuple[Rank, Job]]
+        if by_running_rank:
+            last_first = self.state.running_order.last_first(now)
+            running = [(rank, each.job) for rank, each in last_first if each.job.id in self.running][::-1]
         else:
-            running = [(rank(each.job, each.progress(now)), each.job) for each in self.running.values()]
+            running = [
+                (queue.rank_as_waiting(each.job, each.progress(now)), each.job)
+                for each in self.running.values()
+            ]
             running.sort(key=itemgetter(0))
-        waiting = [group.in_order() for _, _, _, group in queue.heads()]
-        return (entry[-1] for entry in merge(running, *waiting, key=itemgetter(0)))
+        waiting = (((rank, job) for rank, _, job in group.in_order()) for group in queue.groups())
+        return (job for _, job in merge(running, *waiting, key=itemgetter(0)))
 
-    def first_served(self, jobs: Iterable[Job], strict: bool = False) -> list[Job]:
-        """The jobs that can all have their least at once, each in order that still fits. Strict: the
-        first that does not fit ends the row."""
-        served: list[Job] = []
+    def select(self, jobs: Iterable[Job], strict: bool = False) -> list[Job]:
+        """Return the jobs, in order, that can all have their least number of devices at the same time.
+        Strict: stop at the first one that does not fit."""
+        selected: list[Job] = []
         room = self.devices
         for job in jobs:
             least = job.least
             if least <= room and least <= self._most(job):
-                served.append(job)
+                selected.append(job)
                 room -= least
             elif strict:
                 break
             if room < self.smallest:
                 break
-        return served
+        return selected
 
     def speedups(self, job: Job) -> tuple[float, ...]:
-        """[k]: how many times faster the job runs on k devices than on one, up to the most it has a use
-        for. On fewer than its least it does not run: 0."""
+        """Return the job's speedups: entry k is how many times faster it runs on k devices than on one, up to
+        the most it can use. Below its least number of devices it does not run: 0."""
         return (self._scaling.get(job.id) or self._scale(job))[1]
 
-    def alone(self, job: Job) -> float:
-        """The job's speed on one device, measured by what it does on those it asks for."""
+    def speed_on_one(self, job: Job) -> float:
+        """Return the job's speed on one device, relative to the number of devices it asks for."""
         return (self._scaling.get(job.id) or self._scale(job))[0]
 
     def _scale(self, job: Job) -> Scaling:
         least, most, model = job.least, self._most(job), self._model(job)
-        alike = (job.kind, job.gpus, least, most, model)  # jobs of one kind scale alike
-        found = self._scaling_alike.get(alike)
+        key = (job.kind, job.gpus, least, most, model)  # jobs of one kind scale alike
+        found = self._scaling_by_kind.get(key)
         if found is None:
             speed = self.state.speed
-            alone = speed(job, model, 1) or speed(job, model, least) / least or 1.0
-            rates = [speed(job, model, count) / alone for count in range(least, most + 1)]
+            on_one = speed(job, model, 1) or speed(job, model, least) / least or 1.0
+            rates = [speed(job, model, count) / on_one for count in range(least, most + 1)]
             useful = rates.index(max(rates)) + 1 if rates else 0  # beyond it the job gets no faster
-            found = self._scaling_alike[alike] = (alone, (0.0,) * least + tuple(rates[:useful]))
+            found = self._scaling_by_kind[key] = (on_one, (0.0,) * least + tuple(rates[:useful]))
         self._scaling[job.id] = found
         return found
 
     def _most(self, job: Job) -> int:
-        """The most devices that the job could be given here."""
+        """Return the most devices that the job can be given here."""
         return min(job.most, self.devices if job.may_span_nodes else self._widest_node)
 
     def _model(self, job: Job) -> str:
-        """The model it runs on or, as it waits, the first that it could have."""
+        """Return the model that the job runs on; if it waits, the first that it accepts."""
         running = self.running.get(job.id)
         if running:
             return running.devices[0].model
@@ -146,19 +139,19 @@ def _is_movable(state: State, running: Running) -> bool:
 
 
 def is_usable(state: State, device: Device) -> bool:
-    """Whether somebody could start on the device, were it free."""
+    """Return whether a job could start on the device if it were free."""
     node = state.cluster.nodes.get(device.node)
     return node is not None and node.up and state.cluster.devices[device.id].healthy
 
 
-# -- how many for whom ---------------------------------------------------------------------------
+# -- rules ---------------------------------------------------------------------------------------
 
-Shares = dict[str, int]  # job id -> devices, in the order in which they are to be served
+Shares = dict[str, int]  # job id -> number of devices; the first in order gets its devices first
 Rule = Callable[[Division, Sequence[Job]], Shares]
 
 
 def in_rounds(division: Division, jobs: Sequence[Job]) -> Shares:
-    """The least for each of the jobs, then one more for each in order, round after round."""
+    """Give each job its least, then one more device to each in order, in rounds."""
     shares = {job.id: job.least for job in jobs}
     rest = division.devices - sum(shares.values())
     takers = list(jobs)
@@ -171,7 +164,7 @@ def in_rounds(division: Division, jobs: Sequence[Job]) -> Shares:
 
 
 def by_gain(division: Division, jobs: Sequence[Job], devices: int | None = None) -> Shares:
-    """The least for each of the jobs, then one more for whoever gains most by it, again and again."""
+    """Give each job its least, then each further device to the job that gains most by it."""
     shares = {job.id: job.least for job in jobs}
     rest = (division.devices if devices is None else devices) - sum(shares.values())
     steps = [
@@ -191,6 +184,6 @@ def by_gain(division: Division, jobs: Sequence[Job], devices: int | None = None)
 
 
 def _step(division: Division, job: Job, count: int) -> float:
-    """What one more device adds to the job's speedup, negative to sort by; 0 if that is nothing."""
+    """Return what one more device adds to the job's speedup, negative to sort by; 0 if nothing."""
     curve = division.speedups(job)
     return min(0.0, round(curve[count] - curve[count + 1], 9)) if count + 1 < len(curve) else 0.0

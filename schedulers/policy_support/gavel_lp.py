@@ -1,57 +1,55 @@
-"""The arithmetic of Gavel: who should have how much time on which devices, and who is behind on it.
+"""The linear program of Gavel: which share of its time each job should spend on which devices.
 
     maximize   z
-    such that  sum_f gain[j, f] * share[j, f] >= z        every job j gains at least that much
-               sum_f share[j, f]              <= 1        a job is in one place at a time
-               sum_j width[j] * share[j, f]   <= room[f]  a fleet f has so many devices
+    such that  sum_f gain[j, f] * share[j, f] >= z        every job j gains at least z
+               sum_f share[j, f]              <= 1        a job runs in one fleet at a time
+               sum_j width[j] * share[j, f]   <= room[f]  a fleet f has room[f] devices
                share                          >= 0
 
-Where a job's gain is its throughput over what an equal share of everything would give it, this is
-max-min fairness; where it is throughput over what is left to do, 1 / z is the shortest makespan.
+If a job's gain is its throughput relative to what an equal share of everything would give it, this is
+max-min fairness; if it is throughput relative to the work left, 1 / z is the shortest makespan.
 
-Such a program has many best answers. This one is in the middle of all of them: jobs that are alike
-get the same, whatever their order, and none is kept off devices by the whim of a solver. An
-interior-point method ends there by nature. It gives every constraint a slack and a price and drives
-the products of the two to zero, all at one pace; and since jobs meet only in z and in the prices of
-the fleets, each step is a tiny system for every job, all solved in one batch.
+Such a program has many optimal solutions. This solver returns the one in the middle of all of them: equal
+jobs get equal shares, independent of their order, and no job is excluded from devices by chance. An
+interior-point method ends there. It gives every constraint a slack and a price and drives the products of
+the two to zero at the same pace; and since jobs are coupled only by z and by the prices of the fleets,
+each step is a small system for every job, all solved in one batch.
 """
 
 from __future__ import annotations
-
-from collections.abc import Mapping
 
 import numpy as np
 from numpy.typing import NDArray
 
 Numbers = NDArray[np.float64]
 
-PRECISION = 1e-5  # how far from the best z we may stop, as a part of it
-SHRINK = 0.1  # what a step leaves of the products, if it can go all the way
-SETTLING = 2  # steps to the middle at the end, without getting any closer to the best z
+PRECISION = 1e-5  # the accepted distance from the optimal z, relative to it
+SHRINK = 0.1  # the part of the products that a full step leaves
+CENTERING = 2  # steps to the middle at the end, without getting closer to the optimal z
 MOST_STEPS = 60  # a dozen is usual
-NEARLY = 0.98  # how much of the way to the nearest constraint a step may go
+NEARLY = 0.98  # the part of the way to the nearest constraint that a step may go
 
 
 def fairest_shares(gain: Numbers, width: Numbers, room: Numbers) -> Numbers:
-    """The share of its time that each job (row) should spend on each fleet (column).
+    """Return the share of its time that each job (row) should spend on each fleet (column).
 
-    A gain of zero says that the job cannot use the fleet; every job must be able to use some.
+    A gain of zero means that the job cannot use the fleet; every job must be able to use one.
     """
     rows = np.column_stack((gain, width))
     alike, which, count = np.unique(rows, axis=0, return_inverse=True, return_counts=True)
     program = _Program(alike[:, :-1], alike[:, -1], count.astype(float), room)
-    return _four_figures(program.middle())[which.reshape(-1)]
+    return _round_to_four_figures(program.middle())[which.reshape(-1)]
 
 
-def _four_figures(values: Numbers) -> Numbers:
-    """What lies beyond is the solver's noise: it must not decide who comes first."""
+def _round_to_four_figures(values: Numbers) -> Numbers:
+    """Round off the solver's noise, which must not decide the order of jobs."""
     unit = 10.0 ** (np.floor(np.log10(values, where=values > 0, out=np.zeros_like(values))) - 3)
     return np.round(values / unit) * unit
 
 
 class _Program:
-    """One row for all jobs that are alike. Slacks and prices of all constraints stand in one vector:
-    those of the shares (which must not be negative), of gains, of jobs' time, of fleets' room."""
+    """The program with one row for all equal jobs. Slacks and prices of all constraints are one vector: those
+    of the shares (which must not be negative), of gains, of jobs' time, of fleets' room."""
 
     def __init__(self, gain: Numbers, width: Numbers, count: Numbers, room: Numbers) -> None:
         rows, fleets = gain.shape
@@ -63,7 +61,7 @@ class _Program:
         self.z = gained.min() / 2
         self.slack = np.concatenate(
             (
-                (share + 1 - self.usable).ravel(),  # what cannot be used is out of everybody's way
+                (share + 1 - self.usable).ravel(),  # a fleet that the job cannot use is no constraint
                 gained - self.z,
                 1 - share.sum(axis=1),
                 room - self.weight @ share,
@@ -73,8 +71,8 @@ class _Program:
         self.price = self.count / self.slack
         self.price /= self._parts(self.price)[1].sum()
 
-        # A row's own system: unknown are the changes of its shares, the price of its gain and the
-        # price of its time. The right-hand sides: what is known, one for z, one for each fleet's price.
+        # The system of a row: unknown are the changes of its shares, the price of its gain and the price
+        # of its time. The right-hand sides: the constants, one for z, one for each fleet's price.
         each = np.arange(fleets)
         self._system = np.zeros((rows, fleets + 2, fleets + 2))
         self._system[:, each, -2] = -self.gain
@@ -86,18 +84,19 @@ class _Program:
         self._sides[:, each, each + 2] = -self.weight[:, None] * self.usable
 
     def middle(self) -> Numbers:
+        """Return the shares in the middle of all optimal solutions."""
         for _ in range(MOST_STEPS):
             gap = self.slack @ self.price
             if gap < PRECISION * self.z:
                 break
             self._step(SHRINK * gap / self.count.sum())
-        for _ in range(SETTLING):
+        for _ in range(CENTERING):
             self._step(self.slack @ self.price / self.count.sum())
         share: Numbers = self._parts(self.slack)[0] * self.usable
         return share
 
     def _step(self, product: float) -> None:
-        """Newton's step to where slack times price is the same product for all."""
+        """Take Newton's step towards the point where slack times price is the same product for all."""
         fleets = self.gain.shape[1]
         each = np.arange(fleets)
         target = product * self.count
@@ -111,7 +110,7 @@ class _Program:
         self._sides[:, -1, 0] = time_goal
         answers = np.linalg.solve(self._system, self._sides)
 
-        # What all rows share: prices of gains come to 1, and a fleet's price fits what it has left.
+        # The coupling of the rows: prices of gains add up to 1, and a fleet's price fits its free room.
         common = np.vstack((answers[:, -2].sum(axis=0), -np.tensordot(self.weight, answers[:, :-2], 1)))
         known = np.concatenate(([1.0], room_goal)) - common[:, 0]
         common[each + 1, each + 2] += room_ratio
@@ -129,6 +128,7 @@ class _Program:
         self.price += _stride(self.price, price) * price
 
     def _parts(self, vector: Numbers) -> tuple[Numbers, Numbers, Numbers, Numbers]:
+        """Split a vector into those of shares, gains, times and rooms."""
         rows, fleets = self.gain.shape
         shares = rows * fleets
         return (
@@ -140,41 +140,6 @@ class _Program:
 
 
 def _stride(values: Numbers, change: Numbers) -> float:
-    """How much of the change keeps all values positive."""
+    """Return the part of the change that keeps all values positive."""
     steepest = float((-change / values).max())
     return min(1.0, NEARLY / steepest) if steepest > 0 else 1.0
-
-
-class Ledger:
-    """The shares that hold for now, and the time on each fleet that jobs had since these were made."""
-
-    def __init__(self, lines: Mapping[str, int], share: Numbers, head_start: float) -> None:
-        self.rows = {job_id: row for row, job_id in enumerate(lines)}
-        self.ids = tuple(lines)  # by row
-        self.share = share
-        self._lines = np.array(list(lines.values()))
-        self._head_start = head_start  # a job that had nothing yet counts as if it had had that much
-        self._had = np.full(share.shape, head_start)
-        self._owed = np.zeros(share.shape)  # from earlier shares
-        self._orders: dict[int, list[str]] = {}
-
-    def note(self, job_id: str, fleet: int, seconds: float) -> None:
-        """The job has had so much more time on the fleet."""
-        if job_id in self.rows:
-            self._had[self.rows[job_id], fleet] += seconds
-            self._orders.clear()
-
-    def carry_over(self, before: Ledger, seconds: float) -> None:
-        """What the earlier shares, which held for so long, still owe."""
-        owed = before._owed + before.share * seconds - (before._had - before._head_start)
-        was = np.array([before.rows.get(job_id, -1) for job_id in self.ids], dtype=int)
-        self._owed[was >= 0] = owed[was[was >= 0]]
-
-    def in_order(self, fleet: int) -> list[str]:
-        """The jobs that may use the fleet, the one that had the least of its share of it first; where all
-        is equal, the one that is owed more from before, that has the larger share, that came first."""
-        if fleet not in self._orders:
-            share = self.share[:, fleet]
-            order = np.lexsort((-share, -self._owed[:, fleet], -share / self._had[:, fleet], self._lines))
-            self._orders[fleet] = [self.ids[row] for row in order[share[order] > 0].tolist()]
-        return self._orders[fleet]

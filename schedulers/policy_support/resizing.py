@@ -1,10 +1,10 @@
-"""From shares to moves: how elastic jobs get the devices that a policy has in mind for them.
+"""From shares to moves: elastic jobs get the numbers of devices that a policy computed for them.
 
-Two rules keep that honest on real nodes:
+Two rules hold on real nodes, where not every share fits:
 
-- Who comes first in the policy's order is never kept waiting by who comes later. A share that does
-  not fit shrinks to what does; where not even the least fits, later jobs are moved out of the way.
-- Whatever no share could use in the end stays with, or goes to, those who can use it.
+- A job never waits for a later one in the policy's order. A share that does not fit shrinks to what
+  does; if not even the least fits, later jobs are preempted and get other devices.
+- Devices that no share could use stay with the jobs that held them, or go to jobs that can use them.
 """
 
 from __future__ import annotations
@@ -23,36 +23,34 @@ from gpu_flows.schedulers.policy_support.elastic import (
     in_rounds,
     is_usable,
 )
-from gpu_flows.schedulers.policy_support.starting import serve, serve_at
-from gpu_flows.schedulers.waiting_queue import Rank
+from gpu_flows.schedulers.policy_support.starting import start_in_order, start_in_order_on
 
 
-def serve_elastic(
+def run_elastic(
     state: State,
     options: ElasticOptions,
-    rank: Rank,
     rule: Rule = in_rounds,
     *,
     strict: bool = False,
-    by_ladder: bool = False,
+    by_running_rank: bool = False,
 ) -> None:
-    """Divide the devices anew: who comes first by this rank runs, and the rule says on how many.
+    """Divide the devices anew: the first jobs in order run, and the rule decides on how many devices.
 
-    Shared devices are not divided: there every job gets the number that it asks for.
+    Shared devices are not divided: every job gets the number that it asks for.
     """
     if options.sharing == "shared":
-        return serve(state, options, strict)
+        return start_in_order(state, options, strict)
     division = Division(state)
     if division.devices:
-        jobs = division.first_served(division.in_order(rank, by_ladder), strict)
+        jobs = division.select(division.in_order(by_running_rank), strict)
         resize(division, options, rule(division, jobs), strict)
 
 
 def resize(
     division: Division, options: ElasticOptions, shares: Mapping[str, int], strict: bool = False
 ) -> None:
-    """Give every job its share, in the order of the shares; who has none waits. A job whose share is
-    what it holds stays where it is. Strict: behind a job that does not fit nobody starts."""
+    """Give every job its share, in the order of the shares. A job without a share waits; a job whose share
+    is what it holds stays where it is. Strict: no job starts behind one that does not fit."""
     _Resize(division, options, shares).carry_out(strict)
 
 
@@ -61,18 +59,18 @@ class _Resize:
         self.division, self.options = division, options
         self.state, self.cluster, self.draft = division.state, division.state.cluster, division.state.draft
         self.before = division.running
-        self.shares = self._worth_it(shares)
+        self.shares = self._without_small_gains(shares)
         self.jobs = [self._job(job_id) for job_id, share in self.shares.items() if share]
 
     def carry_out(self, strict: bool) -> None:
-        self._take_back()
-        self._serve(strict)
+        self._shrink()
+        self._start_and_grow(strict)
         if self.cluster.idle:
             self._return_unused()
         if not strict:
-            self._start_others()
+            start_in_order_on(self.state, self._find_share, self.options)
         if self.state.can_preempt:
-            self._use_up()
+            self._use_idle()
 
     def _job(self, job_id: str) -> Job:
         running = self.before.get(job_id)
@@ -81,8 +79,8 @@ class _Resize:
             raise ValueError(f"job {job_id} has a share but neither waits nor may be resized")
         return job
 
-    def _worth_it(self, shares: Mapping[str, int]) -> Shares:
-        """The shares without growth that does not pay; as much is left to those who were to shrink for it."""
+    def _without_small_gains(self, shares: Mapping[str, int]) -> Shares:
+        """Return the shares without growth that gains too little. Jobs to shrink for it keep more."""
         kept = dict(shares)
         spare = 0
         for job_id, running in self.before.items():
@@ -102,61 +100,60 @@ class _Resize:
         last = len(speedups) - 1
         return speedups[min(after, last)] > speedups[min(before, last)] * (1 + self.options.min_gain) + 1e-9
 
-    def _take_back(self) -> None:
-        """Whoever holds more than its share lets go of the rest, keeping devices that are close together."""
+    def _shrink(self) -> None:
+        """Take from each job the devices beyond its share, and leave it those that are close together."""
         for job_id, running in self.before.items():
             share = self.shares.get(job_id, 0)
             if share >= len(running.devices):
                 continue
             self.draft.preempt(job_id)
-            crowd = Counter(device.node for device in running.devices)
             usable = [device for device in running.devices if is_usable(self.state, device)]
-            usable.sort(key=lambda device: -crowd[device.node])
+            usable.sort(key=lambda device: -running.by_node[device.node])
             kept = tuple(usable[:share])
             if share and self.options.are_available(running.job, kept, self.cluster):
                 self.draft.start(running.job, kept)
 
-    def _serve(self, strict: bool) -> None:
-        """Start and grow in order."""
-        hopeless: set[object] = set()  # what is asked for in vain by one is so by all behind it
-        for place, job in enumerate(self.jobs):
+    def _start_and_grow(self, strict: bool) -> None:
+        """Start waiting jobs and grow running ones, in order."""
+        hopeless: set[object] = set()  # requests: if one job does not fit, no later one like it does
+        for index, job in enumerate(self.jobs):
             running = self.state.running.get(job.id)
             if running:
                 if len(running.devices) < self.shares[job.id]:
                     self._grow(running, self.shares[job.id])
-            elif job.ask in hopeless or (strict and hopeless and job.id not in self.before):
+            elif job.request in hopeless or (strict and hopeless and job.id not in self.before):
                 continue
-            elif not self._start(job) and not self._make_room(job, self.jobs[place + 1 :]):
-                hopeless.add(job.ask)
+            elif not self._start(job) and not self._make_room(job, self.jobs[index + 1 :]):
+                hopeless.add(job.request)
 
     def _start(self, job: Job) -> bool:
-        devices = self._sized(job)
+        devices = self._find_share(job)
         if devices:
             self.draft.start(job, devices)
         return bool(devices)
 
-    def _sized(self, job: Job) -> tuple[Device, ...]:
-        """As many devices as its share, or as many fewer as there are for it."""
+    def _find_share(self, job: Job) -> tuple[Device, ...]:
+        """Return as many devices as the job's share, or as many fewer as there are."""
         share = self.shares.get(job.id) or job.gpus
         counts = range(min(share, self.cluster.idle), job.least - 1, -1)
         return next(filter(None, (self._find(job, count) for count in counts)), ())
 
     def _grow(self, running: Running, share: int) -> None:
-        """Give the job more devices, as many up to its share as there are for it."""
+        """Give the job more devices, up to its share."""
         job, held = running.job, len(running.devices)
         if not self._may_grow(running):
             return
-        mark = self.draft.mark
+        checkpoint = self.draft.checkpoint()
         self.draft.preempt(job.id)
         for count in range(min(share, self.cluster.idle), held, -1):
             devices = self._find(job, count)
             if devices and self._pays(job, held, count):
                 self.draft.start(job, devices)
                 return
-        self.draft.undo(mark)
+        self.draft.rollback(checkpoint)
 
     def _may_grow(self, running: Running) -> bool:
-        """Whether a try is worth its while."""
+        """Return whether there may be more devices for the job. It is a quick check before the real one."""
         cluster, job = self.cluster, running.job
         if job.may_span_nodes:
             return cluster.idle > 0
@@ -164,7 +161,7 @@ class _Resize:
         return bool(cluster.eligible(job).nodes & (beside & cluster.node_set(running.nodes) | elsewhere))
 
     def _find(self, job: Job, count: int) -> tuple[Device, ...]:
-        """So many devices for a job that holds none: those it had, others beside them, or any."""
+        """Return devices for a job that holds none: those it had, others near them, or any."""
         previous = self.before.get(job.id)
         if previous:
             if len(previous.devices) == count and self.options.are_available(
@@ -177,7 +174,8 @@ class _Resize:
         return self.options.place(job, self.cluster, count)
 
     def _near(self, job: Job, count: int, home: int) -> tuple[Device, ...]:
-        """On the nodes where it was; if it may span nodes and they are too full, on others as well."""
+        """Return devices on the nodes where the job was; if they are too full and it may span nodes, also
+        on others."""
         cluster, options = self.cluster, self.options
         found = options.place(job, cluster, count, home)
         if not found and job.may_span_nodes:
@@ -192,8 +190,7 @@ class _Resize:
         return found
 
     def _make_room(self, job: Job, later: Sequence[Job]) -> bool:
-        """Start the job on devices of those who come after it; where they go is seen when it is their
-        turn."""
+        """Start the job on devices of later jobs. These get other devices when it is their turn."""
         able = self.cluster.eligible(job).nodes
         freed: Counter[str] = Counter()  # by node; under "" in all
         holders: dict[str, list[Running]] = {}
@@ -219,34 +216,30 @@ class _Resize:
         return False
 
     def _replace(self, others: Sequence[Running], job: Job) -> bool:
-        mark = self.draft.mark
+        checkpoint = self.draft.checkpoint()
         for running in others:
             self.draft.preempt(running.job.id)
         if self._start(job):
             return True
-        self.draft.undo(mark)
+        self.draft.rollback(checkpoint)
         return False
 
     def _return_unused(self) -> None:
-        """What a job let go and nobody took it keeps, as if nothing had been."""
+        """Give jobs back the devices that were taken from them and that no other job took."""
         for job_id, previous in self.before.items():
             running = self.state.running.get(job_id)
             if running is previous or (running and not set(running.devices) < set(previous.devices)):
                 continue
-            mark = self.draft.mark
+            checkpoint = self.draft.checkpoint()
             if running:
                 self.draft.preempt(job_id)
             if not self.options.are_available(previous.job, previous.devices, self.cluster):
-                self.draft.undo(mark)
+                self.draft.rollback(checkpoint)
             else:
                 self.draft.start(previous.job, previous.devices)
 
-    def _start_others(self) -> None:
-        """Start whoever fits into what the shares left over."""
-        serve_at(self.state, self._sized, self.options)
-
-    def _use_up(self) -> None:
-        """Let jobs outgrow their shares, in order, where devices would be idle."""
+    def _use_idle(self) -> None:
+        """Let jobs grow beyond their shares, in order, where devices would be idle."""
         for job in self.jobs:
             if not self.cluster.idle:
                 return

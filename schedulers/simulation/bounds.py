@@ -110,7 +110,7 @@ def _split_workload(
     known: dict[tuple[object, ...], frozenset[int]] = {}
     choices: list[frozenset[int]] = []
     for arrival in arrivals:
-        if (ask := arrival.job.ask) not in known:
+        if (ask := arrival.job.request) not in known:
             known[ask] = cluster.choices(arrival.job)
         choices.append(known[ask])
     parts: list[frozenset[int]] = []
@@ -236,7 +236,7 @@ def _build_table(arrivals: Sequence[Arrival], cluster: _Cluster, speed: Speed | 
     rows: list[list[float]] = []
     kinds: list[int] = []
     for job in (arrival.job for arrival in arrivals):
-        kind: tuple[object, ...] = (job.ask, job.min_gpus, job.max_gpus)
+        kind: tuple[object, ...] = (job.request, job.min_gpus, job.max_gpus)
         if speed:
             kind += tuple(speed(job, model, gpus) for model in models for gpus in _sizes(job))
         if kind not in known:

@@ -163,7 +163,7 @@ class _Run:
         if not self._keeps_durations or len(start.devices) != job.gpus:
             pause = conditions.pause_s(before, start.devices, job.id not in self._unsaved)
             self._unsaved.discard(job.id)
-            self._engine.paced(job.id, now, conditions.rate(job, start.devices, self._engine), pause)
+            self._engine.set_rate(job.id, now, conditions.rate(job, start.devices, self._engine), pause)
             self._update_rates(running, now)
         self._expect_end(running)
 
@@ -246,7 +246,7 @@ class _Run:
             other = engine.running[job_id]
             rate = self._conditions.rate(other.job, other.devices, engine)
             if rate != other.rate:
-                engine.paced(job_id, now, rate, max(0.0, other.rated - now))
+                engine.set_rate(job_id, now, rate, max(0.0, other.rated - now))
                 self._expect_end(other)
 
     def _report_unfinished(self, endless: bool) -> None:

@@ -35,7 +35,7 @@ def waiting_job(name: str = "patient", **parts: Any) -> dict[str, Any]:
         "priority": 3,
         "submitted": time.time() - 200,
         "reason": "capacity",
-        "why": "1st in line, needs 2 GPUs on one node; 0 such are free.",
+        "why": "1st in the queue, needs 2 GPUs on one node; 0 such are free.",
         "fix": "",
         **parts,
     }
