@@ -77,7 +77,9 @@ class Telemetry:
                 device = self._engine.cluster.devices[reading.device_id].device
                 kind = "healthy" if reading.healthy else "sick"
                 self._record(DeviceEvent(at, device.id, device.node, kind, reading.detail))
-        self._engine.set_utilization({r.device_id: r.utilization for r in readings if r.utilization is not None})
+        self._engine.set_utilization(
+            {r.device_id: r.utilization for r in readings if r.utilization is not None}
+        )
         self._record(
             *(
                 Sampled(at, r.device_id, r.utilization, r.memory_used_mb, r.power_w, r.temperature_c)
