@@ -70,7 +70,8 @@ def main() -> int:
         parser.add_argument(option, type=int, default=10_000)
     parser.add_argument("--policies", default=",".join(sorted(all_policies())), help="names, by commas")
     asked = parser.parse_args()
-    goals, details = [], {}
+    goals: list[Goal] = []
+    details: dict[str, dict[str, float]] = {}
     print(f"{asked.devices:,} devices, at least {asked.waiting:,} waiting; milliseconds for one plan")
     print(f"{'policy':<16}{'p99':>8} {SPREAD_HEADING}")
     for policy in asked.policies.split(","):

@@ -242,7 +242,7 @@ class Engine:
                 availability[job.request] = Availability(job, self.cluster)
             yield job, availability[job.request].explain(position)
 
-    # -- inside -------------------------------------------------------------------------------
+    # -- internal -----------------------------------------------------------------------------
 
     def _check_new(self, now: float) -> list[Action]:
         """Refuse the new jobs that no node could ever hold, and start those that ask for no device: they
@@ -257,7 +257,10 @@ class Engine:
                 actions.append(Refuse(job, reason))
             elif not job.gpus:
                 self._draft.open(now, self.active_policy.name)
-                self._draft.start(job, ())
+                try:
+                    self._draft.start(job, ())
+                except Exception as error:  # raised by the policy's running_rank; the job is started
+                    self._fall_back(error)
                 actions.append(Start(job, ()))
         return actions
 

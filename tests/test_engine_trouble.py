@@ -67,6 +67,14 @@ def test_a_rank_that_raises_in_the_middle_of_a_move_loses_no_job_and_no_device()
     assert "no running_rank" in engine.policy_error
 
 
+def test_a_rank_that_raises_for_a_job_without_devices_does_not_stop_the_engine() -> None:
+    engine = Engine(declare("1x1"), BadOrder())
+    engine.submit(Job(id="x", gpus=0))
+    engine.submit(Job(id="y"))
+    assert [action.job.id for action in engine.tick(0)] == ["x", "y"]
+    assert "no running_rank" in engine.policy_error
+
+
 def _devices_of(engine: Engine) -> Any:
     return tuple(state.device for state in engine.cluster.devices.values())
 

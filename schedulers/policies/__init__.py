@@ -1,1 +1,4 @@
-"""One policy a file. A new file here is a new policy: nothing else needs to know."""
+"""The built-in policies, one in each file. A new file here is found automatically.
+
+Not here: code that several policies share, which belongs in `policy_support`.
+"""

@@ -1,4 +1,4 @@
-"""What several policies share: ways to walk the waiting queue, backfill, elastic sizes, indices, solvers.
+"""What policies share: starting jobs in order, making room, backfill, elastic sizes, durations, solvers.
 
 Not here: anything that only one policy needs, unless it is a method of its own (Gavel's linear program).
 """
