@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from gpu_flows.dispatch.dispatcher import Dispatcher
+from gpu_flows.dispatch.execution_runner import ExecutionRunner
 from gpu_flows.prefect_api.prefect_gateway import PrefectGateway
 from gpu_flows.prefect_api.run_states import RunStates
 from gpu_flows.runtimes import process
@@ -64,8 +64,8 @@ POINTS: dict[str, Callable[[], None]] = {
     "before_launch": die_before_launch,
     "after_launch": lambda: after(process.ProcessRuntime, "launch"),
     "while_running": lambda: after(process.ProcessRuntime, "launch", delay=2.0),
-    "at_exit": lambda: before(Dispatcher, "_close"),
-    "before_record": lambda: after(PrefectGateway, "ended"),
+    "at_exit": lambda: before(ExecutionRunner, "report_end"),
+    "before_record": lambda: after(PrefectGateway, "report_end"),
 }
 
 

@@ -106,10 +106,10 @@ class FakeGateway:
             checkpoints=str(checkpoints),
         )
 
-    async def launched(self, attempt: Attempt) -> bool:
+    async def report_launch(self, attempt: Attempt) -> bool:
         return True
 
-    async def ended(self, launch: Launch, end: End, intent: Intent | None, why: str = "") -> tuple[str, str]:
+    async def report_end(self, launch: Launch, end: End, intent: Intent | None, why: str = "") -> tuple[str, str]:
         job_id = launch.job.id
         if self.states[job_id] == "cancelling" or intent == "cancel":
             outcome = "cancelled"
@@ -123,13 +123,13 @@ class FakeGateway:
         self.notes[job_id] = why
         return outcome, why
 
-    async def never_launched(self, job: Job, why: str) -> None:
+    async def release(self, job: Job, why: str) -> None:
         self.states[job.id] = "waiting"
 
-    async def cancelled(self, job: Job) -> None:
+    async def report_cancelled(self, job: Job) -> None:
         self.states[job.id] = "cancelled"
 
-    async def failed_to_launch(self, job: Job, why: str) -> None:
+    async def report_launch_failure(self, job: Job, why: str) -> None:
         self.states[job.id] = "crashed"
 
     async def refuse(self, job: Job, reason: Reason) -> None:

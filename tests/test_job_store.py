@@ -11,57 +11,57 @@ from gpu_flows.dispatch.job_store import KEEP_S, SWEEP_EVERY_S, JobStore
 from gpu_flows.dispatch.preemption import Preemption
 from gpu_flows.schedulers.model import NO_PROGRESS, Progress
 
-BEHIND = Progress(2, 30.0, 60.0, 25.0, 99.0, 1)
-LEAVE = Preemption(5.0, "preempted", "priority", ("boss",), "Made room.")
+PROGRESS = Progress(2, 30.0, 60.0, 25.0, 99.0, 1)
+PREEMPTION = Preemption(5.0, "preempted", "priority", ("boss",), "Preempted.")
 
 
 def test_the_next_worker_knows_what_the_last_one_knew(tmp_path: Path) -> None:
     first = JobStore(tmp_path)
-    first.keep_progress("a", BEHIND)
-    first.save_preemption("a", 3, LEAVE)
-    (tmp_path / "job_store" / "torn.json").write_text("{")
+    first.save_progress("a", PROGRESS)
+    first.save_preemption("a", 3, PREEMPTION)
+    (tmp_path / "jobs" / "torn.json").write_text("{")
     second = JobStore(tmp_path)
-    assert second.progress("a") == BEHIND
-    assert second.preemption_of("a", 3) == LEAVE
-    assert second.preemption_of("a", 4) is None, "another attempt was not asked"
-    second.keep_progress("a", BEHIND)
-    assert JobStore(tmp_path).preemption_of("a", 3) is None, "it has left"
-    assert second.progress("torn") is second.progress("nobody") is NO_PROGRESS
+    assert second.load_progress("a") == PROGRESS
+    assert second.load_preemption("a", 3) == PREEMPTION
+    assert second.load_preemption("a", 4) is None, "another attempt was not asked"
+    second.save_progress("a", PROGRESS)
+    assert JobStore(tmp_path).load_preemption("a", 3) is None, "it has left"
+    assert second.load_progress("torn") is second.load_progress("nobody") is NO_PROGRESS
 
 
 def test_a_directory_is_the_jobs_own_and_stays_the_same(tmp_path: Path) -> None:
     job_store = JobStore(tmp_path)
-    directory = job_store.checkpoints("a")
-    assert directory == tmp_path / "checkpoints" / "a" == job_store.checkpoints("a")
+    directory = job_store.make_checkpoint_directory("a")
+    assert directory == tmp_path / "checkpoints" / "a" == job_store.make_checkpoint_directory("a")
     assert directory.stat().st_mode & 0o777 == 0o700
     shared = tmp_path / "shared"
     with pytest.raises(FileNotFoundError):
-        job_store.checkpoints("a", str(shared))
+        job_store.make_checkpoint_directory("a", str(shared))
     shared.mkdir()
-    assert job_store.checkpoints("a", str(shared)) == shared / "a"
+    assert job_store.make_checkpoint_directory("a", str(shared)) == shared / "a"
 
 
 def test_what_ended_long_ago_is_removed_and_nothing_else(tmp_path: Path) -> None:
     now = 1e9
     job_store = JobStore(tmp_path, lambda: now)
-    empty, kept, again, lives = (job_store.checkpoints(name) for name in ("empty", "kept", "again", "lives"))
+    empty, kept, again, lives = (job_store.make_checkpoint_directory(name) for name in ("empty", "kept", "again", "lives"))
     shared = tmp_path / "shared"
     shared.mkdir()
-    theirs = job_store.checkpoints("theirs", str(shared))
+    theirs = job_store.make_checkpoint_directory("theirs", str(shared))
     for directory in (kept, again, lives, theirs):
         (directory / "weights").touch()
     for name in ("empty", "kept", "again", "theirs"):
-        job_store.ended(name)
+        job_store.finish(name)
     assert not empty.exists()
     assert kept.exists(), "it may be started again by hand"
-    job_store.checkpoints("again")  # as it is here
+    job_store.make_checkpoint_directory("again")  # as it is here
     now += KEEP_S + SWEEP_EVERY_S
-    job_store.ended("somebody")
+    job_store.finish("somebody")
     assert not kept.exists()
     assert again.exists()
     assert lives.exists()
     assert theirs.exists(), "what is not in the pool's folder is not ours to remove"
-    assert not list((tmp_path / "job_store").iterdir())
+    assert not list((tmp_path / "jobs").iterdir())
 
 
 def test_a_directory_that_has_become_a_link_is_not_used(tmp_path: Path) -> None:
@@ -70,11 +70,11 @@ def test_a_directory_that_has_become_a_link_is_not_used(tmp_path: Path) -> None:
     root.mkdir()
     elsewhere.mkdir()
     job_store = JobStore(tmp_path / "pool")
-    assert job_store.checkpoints("a", str(root)) == root / "a"
+    assert job_store.make_checkpoint_directory("a", str(root)) == root / "a"
     (root / "a").rmdir()
     (root / "a").symlink_to(elsewhere)
     with pytest.raises(OSError, match="it is a link"):
-        job_store.checkpoints("a", str(root))
+        job_store.make_checkpoint_directory("a", str(root))
 
 
 @pytest.mark.parametrize(

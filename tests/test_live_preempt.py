@@ -49,7 +49,7 @@ def test_an_urgent_job_preempts_two_and_all_complete(new_stack: Callable[..., St
     for run in (first, second):
         waiting = pool.until(run, "Preempted")["state"]
         assert waiting["type"] == "SCHEDULED"
-        assert f"Made room for {name}, by policy 'priority'" in waiting["message"]
+        assert f"Preempted for {name} by policy 'priority'" in waiting["message"]
         assert pool.run(run)["infrastructure_pid"] is None
     eventually(lambda: "in line" in pool.run(first)["state"]["message"], "it also says what it waits for")
     assert pool.state(first) == "Preempted"

@@ -13,7 +13,7 @@ import pytest
 from fake_pool import Scripted, Stage
 
 from gpu_flows.checkpoints.contract import CHECKPOINTED, Entry, note
-from gpu_flows.dispatch import dispatcher
+from gpu_flows.dispatch import execution_runner
 from gpu_flows.schedulers.model import Device, Job
 from gpu_flows.schedulers.policy import State
 from gpu_flows.schedulers.protection import Protection
@@ -23,8 +23,8 @@ LEFT = CHECKPOINTED
 
 @pytest.fixture(autouse=True)
 def _no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dispatcher, "CLAIMS_FIRST_S", 0.0)
-    monkeypatch.setattr(dispatcher, "PAUSE_WHEN_UNREACHABLE_S", 0.0)
+    monkeypatch.setattr(execution_runner, "REPORT_DELAY_S", 0.0)
+    monkeypatch.setattr(execution_runner, "PAUSE_WHEN_UNREACHABLE_S", 0.0)
 
 
 def play(scene: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -56,7 +56,7 @@ def test_two_make_room_for_one_and_come_back(tmp_path: Path) -> None:
         stage.runtime.exit("b", LEFT)
         await stage.running("urgent")
         await stage.until(lambda: stage.waiting() == {"a", "b"}, "both wait again")
-        assert "Made room for urgent, by policy 'priority'" in stage.gateway.notes["a"]
+        assert "Preempted for urgent by policy 'priority'" in stage.gateway.notes["a"]
         stage.runtime.exit("urgent", 0)
         await stage.running("a", "b")
         assert stage.runtime.launched == ["a.1", "b.1", "urgent.1", "a.2", "b.2"]
@@ -101,7 +101,7 @@ def test_who_is_not_asked_does_not_get_what_is_freed(tmp_path: Path) -> None:
         assert set(stage.runtime.live) == {"b"}
         why = {job.id: reason for job, reason in stage.dispatcher.reasons()}
         assert why["urgent"].code == "making_room"
-        assert "it waits for b to save and leave" in why["urgent"].summary
+        assert "waits for b to save and stop" in why["urgent"].summary
         stage.runtime.exit("b", LEFT)
         await stage.running("urgent")
 
@@ -321,7 +321,7 @@ def test_what_a_moved_job_has_behind_it_adds_up(tmp_path: Path) -> None:
         stage.runtime.exit("a", LEFT)
         await stage.until(lambda: stage.outcomes("a") == ["moved", "preempted"], "it left")
         await stage.until(lambda: stage.dispatcher.waits("a"), "it waits again")
-        behind = stage.job_store.progress("a")
+        behind = stage.job_store.load_progress("a")
         assert (behind.attempts, behind.ran_s, behind.work_s, behind.preemptions) == (2, 35, 35, 1)
 
     play(scene)
@@ -436,7 +436,7 @@ def test_the_worker_dies_while_a_job_leaves(tmp_path: Path, alive: bool) -> None
             stage.runtime.exit("b", LEFT)
         await stage.running("urgent")
         await stage.until(lambda: stage.waiting() == {"a", "b"}, "both wait again")
-        assert "Made room for urgent" in stage.gateway.notes["a"], "the reason is remembered"
+        assert "Preempted for urgent" in stage.gateway.notes["a"], "the reason is remembered"
         assert stage.outcomes("a") == ["preempted"]
         stage.runtime.exit("urgent", 0)
         await stage.running("a", "b")
@@ -565,7 +565,7 @@ async def again(tmp_path: Path, before: Stage, jobs: list[tuple[str, dict[str, A
     for found in await stage.runtime.find():
         stage.dispatcher.adopt(found)
     for job_id, ask in jobs:
-        if stage.gateway.states[job_id] == "claimed" and not stage.dispatcher.has_execution(job_id):
+        if stage.gateway.states[job_id] == "claimed" and not stage.dispatcher.is_executing(job_id):
             stage.gateway.states[job_id] = "waiting"
         if stage.gateway.states[job_id] == "waiting":
             stage.submit(job_id, **ask)

@@ -98,7 +98,7 @@ class BlockFollower:
             policy = choice.make()
         except PolicyError as error:
             self.refused_edit = str(error)
-            self._dispatcher.note_swap(before, choice.name, choice.options, str(error))
+            self._dispatcher.record_swap(before, choice.name, choice.options, str(error))
             self._log.error("Keeping policy %r: %s", self._engine.policy.name, error)
         else:
             self.refused_edit, self._in_force = "", choice

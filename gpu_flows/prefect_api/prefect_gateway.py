@@ -144,7 +144,7 @@ class PrefectGateway:
                 "Check that checkpoint_root is there, and that there is room on the disk."
             ) from None
 
-    async def launched(self, attempt: Attempt) -> bool:
+    async def report_launch(self, attempt: Attempt) -> bool:
         run_id = UUID(attempt.launch.job.id)
         await self._states.set_infrastructure(run_id, attempt.identifier)
         claim_id = self._claims.pop(attempt.launch.job.id, None)
@@ -154,21 +154,21 @@ class PrefectGateway:
             await self._states.show_running(run_id)
         return True
 
-    async def ended(self, launch: Launch, end: End, intent: Intent | None, why: str = "") -> tuple[str, str]:
+    async def report_end(self, launch: Launch, end: End, intent: Intent | None, why: str = "") -> tuple[str, str]:
         run_id, claim_id = UUID(launch.job.id), self._claims.pop(launch.job.id, None)
         if claim_id is not None:
             await self._states.covered_nothing(run_id, claim_id)
         return await self._states.finish(run_id, end, intent, launch.hears_intents, why)
 
-    async def cancelled(self, job: Job) -> None:
+    async def report_cancelled(self, job: Job) -> None:
         await self._states.close_abandoned(UUID(job.id))
 
-    async def never_launched(self, job: Job, why: str) -> None:
+    async def release(self, job: Job, why: str) -> None:
         claim_id = self._claims.pop(job.id, None)
         if claim_id is None or await self._states.covered_nothing(UUID(job.id), claim_id):
             await self._states.unclaim(UUID(job.id), why)
 
-    async def failed_to_launch(self, job: Job, why: str) -> None:
+    async def report_launch_failure(self, job: Job, why: str) -> None:
         await self._states.fail(UUID(job.id), could_not_launch(why))
 
     async def refuse(self, job: Job, reason: Reason) -> None:

@@ -73,7 +73,7 @@ class PoolService:
         self.containers = self._containers()
         self.runtime = Runtimes(ProcessRuntime(self._attempt_store), self.containers)
         self.gateway = PrefectGateway(
-            pool.name, self.intake, self.states, identity, self._attempts_of, self.job_store.checkpoints
+            pool.name, self.intake, self.states, identity, self._attempts_of, self.job_store.make_checkpoint_directory
         )
         self._lease = PoolLease(client, pool.name, identity()[0], self.folder, log)
         self._recorder: Recorder | None = None
@@ -111,7 +111,7 @@ class PoolService:
             on_found=lambda found: self.dispatcher.adopt(found),
             on_host=self._hear_of_host,
             may_act=lambda: self.dispatcher.active,
-            comes_back=self.job_store.expects,
+            comes_back=self.job_store.will_continue,
         )
 
     # -- life ---------------------------------------------------------------------------------
@@ -175,7 +175,7 @@ class PoolService:
         What it had claimed and never launched, the first poll puts back in line."""
         found = await self.runtime.find()
         for each in sorted(found, key=lambda each: each.launch.attempt, reverse=True):  # of a job, the last
-            if not self.dispatcher.has_execution(each.launch.job.id):
+            if not self.dispatcher.is_executing(each.launch.job.id):
                 self.dispatcher.adopt(each)
 
     async def close(self) -> None:
@@ -213,7 +213,7 @@ class PoolService:
         for run in await self.intake.of_state(StateType.CANCELLING, StateType.PENDING):
             if run.state_type == StateType.CANCELLING:
                 await self._cancel(run.id)
-            elif not self.dispatcher.has_execution(str(run.id)) and self.states.is_left_claimed(run):
+            elif not self.dispatcher.is_executing(str(run.id)) and self.states.is_left_claimed(run):
                 await self.states.unclaim(run.id, "it was claimed and never launched")
         await self._follow_blocks()
         rest = min(LONGEST_REST_S, REST_SHARE * (time.monotonic() - began))
@@ -238,7 +238,7 @@ class PoolService:
         for: what was read of them is history."""
         for run, why in arrivals.bad:
             self._spawn(self.gateway.refuse_run(run, Reason("bad_request", why)))
-            self.dispatcher.note_end(str(run.id), "refused", why)
+            self.dispatcher.record_job_end(str(run.id), "refused", why)
         for job in arrivals.jobs:
             if self._finished_at.get(job.id, -1.0) >= asked:
                 continue
@@ -263,7 +263,7 @@ class PoolService:
 
     def _attempts_of(self, job_id: str) -> int:
         """How many attempts a job has had; also if their folders have been swept away meanwhile."""
-        return max(self._attempt_store.attempts_of(job_id), self.job_store.progress(job_id).attempts)
+        return max(self._attempt_store.attempts_of(job_id), self.job_store.load_progress(job_id).attempts)
 
     def _admit(self) -> None:
         """Give the engine the due jobs that the pool's and its queues' limits leave room for."""
@@ -295,11 +295,11 @@ class PoolService:
             self.dispatcher.withdraw(job_id)
             if state is None or state.is_cancelled():
                 detail = state.message or "" if state else "the run was deleted"
-                self.dispatcher.note_end(job_id, "cancelled", detail)
+                self.dispatcher.record_job_end(job_id, "cancelled", detail)
 
     def kill(self, identifier: str) -> bool:
         """Stop what runs as this. Whether anything does."""
-        job_id = self.dispatcher.job_running_as(identifier)
+        job_id = self.dispatcher.find_job(identifier)
         return job_id is not None and self.dispatcher.cancel(job_id)
 
     async def _cancel(self, run_id: UUID) -> None:
@@ -307,12 +307,12 @@ class PoolService:
         if not self.dispatcher.active:
             return
         self._due.pop(job_id, None)
-        if self.dispatcher.has_execution(job_id):
+        if self.dispatcher.is_executing(job_id):
             self.dispatcher.cancel(job_id)
             return
         if self.engine.waits(job_id):
             self.dispatcher.withdraw(job_id)
-            self.dispatcher.note_end(job_id, "cancelled", "cancelled while it waited")
+            self.dispatcher.record_job_end(job_id, "cancelled", "cancelled while it waited")
         await self.states.close_abandoned(run_id)
 
     # -- news ---------------------------------------------------------------------------------
@@ -323,7 +323,7 @@ class PoolService:
         kind = (event.payload.get("validated_state") or {}).get("type")
         if name in ("Cancelling", "Cancelled"):
             self._spawn(self._cancel(UUID(job_id)))
-        elif kind == "SCHEDULED" and job_id not in self._due and not self.dispatcher.has_execution(job_id):
+        elif kind == "SCHEDULED" and job_id not in self._due and not self.dispatcher.is_executing(job_id):
             if not self._heard:
                 self._spawn(self._look_at_heard())
             self._heard.add(UUID(job_id))
