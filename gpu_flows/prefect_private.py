@@ -133,9 +133,9 @@ COLLECT_EVERY_S = 0.5
 def collect_garbage_in_thread() -> None:
     """Collect garbage in a thread of its own, if this process is a server on SQLite.
 
-    Otherwise the collector may run in the event loop's thread and finalise an unused cursor there, which waits
-    for its connection. The connection waits for the one writer, and the writer's commit waits for the event
-    loop. This deadlock would last until SQLite's busy timeout, one minute."""
+    Otherwise the collector may run in the event loop's thread and finalise an unused cursor there, which
+    waits for its connection. The connection waits for the one writer, and the writer's commit waits for the
+    event loop. This deadlock would last until SQLite's busy timeout, one minute."""
     if "prefect.server.api.server" not in sys.modules or not gc.isenabled() or not _on_sqlite():
         return
     gc.disable()
@@ -179,7 +179,8 @@ def _passes(check: Callable[[], object]) -> bool:
 
 
 def _worker_has(name: str) -> bool:
-    """Whether a base worker sets this attribute, according to its code. No worker is created for the check."""
+    """Whether a base worker sets this attribute, according to its code. No worker is created for the
+    check."""
     base = _lookup("prefect.workers.base", "BaseWorker")
     return name in base.__init__.__code__.co_names or hasattr(base, name)
 

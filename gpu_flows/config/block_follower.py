@@ -87,8 +87,8 @@ class BlockFollower:
     # -- the policy ---------------------------------------------------------------------------
 
     async def _apply_policy(self, block: str) -> None:
-        """Swap the policy if the block names another one. Saving an unchanged block again retries a policy that
-        had failed."""
+        """Swap the policy if the block names another one. Saving an unchanged block again retries a policy
+        that had failed."""
         choice = await read_policy(self._client, block)
         self._apply_protection(choice.protection)
         retry_failed = choice != self._last_choice and bool(self._engine.policy_error)
@@ -122,8 +122,8 @@ class BlockFollower:
     # -- the devices --------------------------------------------------------------------------
 
     async def _apply_cluster(self, block: str) -> None:
-        """Open the devices of the cluster block if it has changed. After a failure, the next try waits a while,
-        so that probes of a driver that hangs do not pile up."""
+        """Open the devices of the cluster block if it has changed. After a failure, the next try waits a
+        while, so that probes of a driver that hangs do not pile up."""
         try:
             cluster = await read_cluster(self._client, block)
             if cluster == self._cluster and time.monotonic() < self._retry_devices_at:

@@ -1,8 +1,8 @@
 """Reads the three blocks that configure a pool.
 
-Loading a block through its class emits an event each time, so the block documents are read directly. A missing
-document stands for the defaults. An invalid document is an error, so that the pool can keep its present
-configuration and show the reason.
+Loading a block through its class emits an event each time, so the block documents are read directly. A
+missing document stands for the defaults. An invalid document is an error, so that the pool can keep its
+present configuration and show the reason.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ class BlockNames:
 
 @dataclass(frozen=True, slots=True)
 class PolicyChoice:
-    """The content of a scheduler block, valid or not: the policy, its options, the protection of jobs, and when
-    the block was saved."""
+    """The content of a scheduler block, valid or not: the policy, its options, the protection of jobs, and
+    when the block was saved."""
 
     name: str
     options: dict[str, Any]

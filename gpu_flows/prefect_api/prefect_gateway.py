@@ -154,7 +154,9 @@ class PrefectGateway:
             await self._states.show_running(run_id)
         return True
 
-    async def report_end(self, launch: Launch, end: End, intent: Intent | None, why: str = "") -> tuple[str, str]:
+    async def report_end(
+        self, launch: Launch, end: End, intent: Intent | None, why: str = ""
+    ) -> tuple[str, str]:
         run_id, claim_id = UUID(launch.job.id), self._claims.pop(launch.job.id, None)
         if claim_id is not None:
             await self._states.covered_nothing(run_id, claim_id)

@@ -1,7 +1,7 @@
 """Subscription to events of the Prefect server, so that changes take effect without waiting for a poll.
 
-Events may be missed: during a restart, or with a second server without shared messaging. Subscribers therefore
-also poll from time to time. A lost connection is opened again, without a limit on attempts.
+Events may be missed: during a restart, or with a second server without shared messaging. Subscribers
+therefore also poll from time to time. A lost connection is opened again, without a limit on attempts.
 """
 
 from __future__ import annotations

@@ -43,8 +43,8 @@ class GpuWorker(BaseWorker[GpuJobConfiguration, GpuJobVariables, GpuWorkerResult
         self.service: PoolService | None = None
 
     async def get_and_submit_flow_runs(self) -> list[FlowRun]:
-        """Poll the pool. The base worker calls this every few seconds. It never raises, because an unreachable
-        server must not end the worker while jobs run."""
+        """Poll the pool. The base worker calls this every few seconds. It never raises, because an
+        unreachable server must not end the worker while jobs run."""
         private.record_poll(self)
         if private.is_synced(self):
             if self.service is None:

@@ -1,8 +1,9 @@
 """The lease on a pool: one worker acts for the pool at a time; others stand by and take over.
 
-The lease is that of a Prefect concurrency slot. When a worker dies, its lease expires after a minute. A worker
-that is restarted on the same machine continues with the old lease right away: the lease's id is stored in the
-pool's folder, and a file lock that only a live worker holds shows that the old worker is dead.
+The lease is that of a Prefect concurrency slot. When a worker dies, its lease expires after a minute. A
+worker that is restarted on the same machine continues with the old lease right away: the lease's id is
+stored in the pool's folder, and a file lock that only a live worker holds shows that the old worker is
+dead.
 """
 
 from __future__ import annotations
@@ -145,9 +146,9 @@ class PoolLease:
             pass
 
     # -- orphaned slots -----------------------------------------------------------------------
-    # A restarted server forgets leases but still counts their slots as taken. The worker that had the slot may
-    # free it, and so may any worker once that worker is dead. Each new holder stores its name in a Prefect
-    # variable.
+    # A restarted server forgets leases but still counts their slots as taken. The worker that had the slot
+    # may free it, and so may any worker once that worker is dead. Each new holder stores its name in a
+    # Prefect variable.
 
     async def _store_holder(self) -> None:
         holder = {"place": self._place, "worker": self._worker}
@@ -167,8 +168,8 @@ class PoolLease:
             pass
 
     async def _is_orphaned(self) -> bool:
-        """Whether the last holder is dead: it ran in this folder, whose lock this worker has, or it has sent no
-        heartbeat for the time of two leases."""
+        """Whether the last holder is dead: it ran in this folder, whose lock this worker has, or it has
+        sent no heartbeat for the time of two leases."""
         variable = await self._client.read_variable_by_name(self._variable)
         holder = variable.value if variable and isinstance(variable.value, dict) else {}
         if holder.get("place") == self._place:

@@ -216,8 +216,8 @@ class PoolService:
         self._next_poll = time.monotonic() + min(LONGEST_PAUSE_S, PAUSE_FACTOR * took)
 
     async def poll_if_due(self, pool: WorkPool) -> None:
-        """Poll, unless the last poll was too recent. Reading a long queue costs the server a second or two, so
-        the pause grows with the duration of the last poll. Events report changes in the meantime."""
+        """Poll, unless the last poll was too recent. Reading a long queue costs the server a second or two,
+        so the pause grows with the duration of the last poll. Events report changes in the meantime."""
         if time.monotonic() >= self._next_poll:
             await self.poll(pool)
 

@@ -68,7 +68,8 @@ class QueueSync:
 
     async def _remove_missing(self, job_ids: Iterable[str]) -> None:
         """Remove waiting jobs that were not found among the due runs. Their runs were cancelled, paused,
-        rescheduled or deleted. Each run is read again, because paging can also miss a run that is still due."""
+        rescheduled or deleted. Each run is read again, because paging can also miss a run that is still
+        due."""
         missing = set(job_ids)
         if not missing:
             return
