@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from typing import TypeVar
@@ -13,6 +12,10 @@ from typing import TypeVar
 T = TypeVar("T")
 IsTemporary = Callable[[Exception], bool]
 OnRetry = Callable[[Exception], None]
+
+
+def _ignore(error: Exception) -> None:
+    pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,43 +40,43 @@ class Backoff:
 
 
 async def retry(
-    call: Callable[[], Awaitable[T]],
-    backoff: Backoff,
-    is_temporary: IsTemporary,
-    on_retry: OnRetry = lambda error: None,
+    call: Callable[[], Awaitable[T]], backoff: Backoff, is_temporary: IsTemporary, on_retry: OnRetry = _ignore
 ) -> T:
     """Call until the call succeeds. Raises an error that is not temporary, and the error of the last
     attempt."""
     for pause in backoff.pauses():
-        with _temporary_errors(is_temporary, on_retry):
+        with _Suppress(is_temporary, on_retry):
             return await call()
         await asyncio.sleep(pause)
     return await call()
 
 
 def retry_blocking(
-    call: Callable[[], T],
-    backoff: Backoff,
-    is_temporary: IsTemporary,
-    on_retry: OnRetry = lambda error: None,
+    call: Callable[[], T], backoff: Backoff, is_temporary: IsTemporary, on_retry: OnRetry = _ignore
 ) -> T:
     """Do the same for a call that blocks its thread."""
     for pause in backoff.pauses():
-        with _temporary_errors(is_temporary, on_retry):
+        with _Suppress(is_temporary, on_retry):
             return call()
         time.sleep(pause)
     return call()
 
 
-@contextmanager
-def _temporary_errors(is_temporary: IsTemporary, on_retry: OnRetry) -> Iterator[None]:
-    """Suppress temporary errors and pass them to `on_retry`."""
-    try:
-        yield
-    except Exception as error:
-        if not is_temporary(error):
-            raise
-        on_retry(error)
+@dataclass(frozen=True, slots=True)
+class _Suppress:
+    """Suppresses temporary errors and passes them to `on_retry`."""
+
+    is_temporary: IsTemporary
+    on_retry: OnRetry
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> bool:
+        if not isinstance(error, Exception) or not self.is_temporary(error):
+            return False
+        self.on_retry(error)
+        return True
 
 
 def wait_until(condition: Callable[[], T], timeout_s: float, every_s: float = 0.1) -> T:
