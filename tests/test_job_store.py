@@ -44,7 +44,9 @@ def test_a_directory_is_the_jobs_own_and_stays_the_same(tmp_path: Path) -> None:
 def test_what_ended_long_ago_is_removed_and_nothing_else(tmp_path: Path) -> None:
     now = 1e9
     job_store = JobStore(tmp_path, lambda: now)
-    empty, kept, again, lives = (job_store.make_checkpoint_directory(name) for name in ("empty", "kept", "again", "lives"))
+    empty, kept, again, lives = (
+        job_store.make_checkpoint_directory(name) for name in ("empty", "kept", "again", "lives")
+    )
     shared = tmp_path / "shared"
     shared.mkdir()
     theirs = job_store.make_checkpoint_directory("theirs", str(shared))
