@@ -50,13 +50,13 @@ class Stack:
     def environment(self) -> dict[str, str]:
         """Return the environment of every process of this stack. A private server does not inherit the user's
         own Prefect settings."""
-        ours = {
+        settings = {
             "PREFECT_API_URL": self.api_url,
             "GPU_FLOWS_HOME": str(self.home),
             "GPU_FLOWS_POOL": self.pool,
         }
         if not self._own_server:
-            return {**os.environ, **ours}
+            return {**os.environ, **settings}
         inherited = {key: value for key, value in os.environ.items() if not key.startswith("PREFECT_")}
         private = {
             "PREFECT_HOME": str(self.home / "prefect"),
@@ -64,7 +64,7 @@ class Stack:
             END_WITH_WORKER: "1",
             "PREFECT_CLI_PROMPT": "false",
         }
-        return {**inherited, **private, **ours}
+        return {**inherited, **private, **settings}
 
     # -- start --------------------------------------------------------------------------------
 

@@ -1,8 +1,8 @@
 """One job on its way from the plan that starts it, through its attempt, to its reported end.
 
-A plan gives the devices of a preempted job to another job at once, although the preempted job first has to
-save and stop. An execution therefore begins by waiting until its devices are released. A job that is moved
-has two executions for a while; the second waits until the first has finished.
+A plan gives the devices of a preempted job to another job immediately, although the preempted job first has
+to save and stop. An execution therefore begins by waiting until its devices are released. A job that is
+moved has two executions for a while; the second waits until the first has finished.
 """
 
 from __future__ import annotations
