@@ -275,11 +275,13 @@ class FakePool:
         return {job.id for job in self.engine.waiting}
 
 
-async def preempt_two_jobs(pool: FakePool) -> None:
-    """Fill the only node with two jobs, and submit an urgent job that needs the whole node."""
+async def preempt_two_jobs(folder: Path) -> FakePool:
+    """Return a pool in which two jobs fill the only node and are asked to stop for an urgent job."""
+    pool = FakePool(folder)
     pool.submit("a", 2)
     pool.submit("b", 2)
     await pool.wait_for_running("a", "b")
     pool.runtime.now += 10
     pool.submit("urgent", 4, priority=1000)
     await pool.wait_for_stop_request("a", "b")
+    return pool

@@ -13,8 +13,7 @@ from gpu_flows.schedulers.protection import Protection
 
 @in_event_loop
 async def test_two_jobs_are_preempted_for_one_and_continue_later(tmp_path: Path) -> None:
-    pool = FakePool(tmp_path)
-    await preempt_two_jobs(pool)
+    pool = await preempt_two_jobs(tmp_path)
     assert sorted(pool.runtime.stop_requests) == [("a.1", "reschedule"), ("b.1", "reschedule")]
     pool.runtime.now += 5
     pool.save_and_stop("a")
@@ -40,8 +39,7 @@ async def test_two_jobs_are_preempted_for_one_and_continue_later(tmp_path: Path)
 
 @in_event_loop
 async def test_progress_counts_only_saved_work(tmp_path: Path) -> None:
-    pool = FakePool(tmp_path)
-    await preempt_two_jobs(pool)
+    pool = await preempt_two_jobs(tmp_path)
     pool.runtime.now += 5  # the plan counted 10 s, but the jobs ran for 15 s
     pool.save_and_stop("a")
     pool.runtime.exit("b", 1)  # crashed while saving; its last checkpoint is 6 s old
@@ -56,8 +54,7 @@ async def test_progress_counts_only_saved_work(tmp_path: Path) -> None:
 
 @in_event_loop
 async def test_released_devices_stay_reserved_for_the_planned_job(tmp_path: Path) -> None:
-    pool = FakePool(tmp_path)
-    await preempt_two_jobs(pool)
+    pool = await preempt_two_jobs(tmp_path)
     pool.submit("small", 1, priority=500)
     pool.save_and_stop("a")
     await pool.settle()
@@ -71,8 +68,7 @@ async def test_released_devices_stay_reserved_for_the_planned_job(tmp_path: Path
 
 @in_event_loop
 async def test_a_killed_job_loses_unsaved_work_and_waits_again(tmp_path: Path) -> None:
-    pool = FakePool(tmp_path)
-    await preempt_two_jobs(pool)
+    pool = await preempt_two_jobs(tmp_path)
     for job_id in ("a", "b"):  # killed by the runtime after the grace period
         pool.runtime.exit(job_id, -9)
     await pool.wait_for_running("urgent")
@@ -84,8 +80,7 @@ async def test_a_killed_job_loses_unsaved_work_and_waits_again(tmp_path: Path) -
 
 @in_event_loop
 async def test_a_job_that_finishes_while_being_preempted_is_completed(tmp_path: Path) -> None:
-    pool = FakePool(tmp_path)
-    await preempt_two_jobs(pool)
+    pool = await preempt_two_jobs(tmp_path)
     pool.runtime.exit("a", 0)
     pool.save_and_stop("b")
     await pool.wait_for_running("urgent")
@@ -114,8 +109,7 @@ async def test_a_job_is_protected_for_its_least_run_time(tmp_path: Path) -> None
 
 @in_event_loop
 async def test_cancelled_while_being_preempted(tmp_path: Path) -> None:
-    pool = FakePool(tmp_path)
-    await preempt_two_jobs(pool)
+    pool = await preempt_two_jobs(tmp_path)
     pool.cancel("a")
     await pool.settle()
     assert ("a.1", "cancel") not in pool.runtime.stop_requests, "a second signal may interrupt its saving"
@@ -127,8 +121,7 @@ async def test_cancelled_while_being_preempted(tmp_path: Path) -> None:
 
 @in_event_loop
 async def test_cancelled_while_it_waits_again(tmp_path: Path) -> None:
-    pool = FakePool(tmp_path)
-    await preempt_two_jobs(pool)
+    pool = await preempt_two_jobs(tmp_path)
     pool.save_and_stop("a", "b")
     await pool.wait_for(lambda: pool.waiting() == {"a", "b"}, "both wait again")
     assert pool.dispatcher.cancel("a")
@@ -139,8 +132,7 @@ async def test_cancelled_while_it_waits_again(tmp_path: Path) -> None:
 
 @in_event_loop
 async def test_the_preempting_job_is_cancelled(tmp_path: Path) -> None:
-    pool = FakePool(tmp_path)
-    await preempt_two_jobs(pool)
+    pool = await preempt_two_jobs(tmp_path)
     pool.cancel("urgent")
     await pool.wait_for(lambda: pool.job_ends() == {"urgent": "cancelled"}, "urgent is cancelled")
     pool.submit("other", 4, priority=1)
@@ -158,8 +150,7 @@ async def test_the_preempting_job_is_cancelled(tmp_path: Path) -> None:
 
 @in_event_loop
 async def test_preempted_while_its_devices_are_being_released(tmp_path: Path) -> None:
-    pool = FakePool(tmp_path)
-    await preempt_two_jobs(pool)
+    pool = await preempt_two_jobs(tmp_path)
     pool.submit("critical", 4, priority=9999)
     await pool.wait_for(lambda: pool.waiting() == {"urgent"}, "urgent is back in the queue")
     pool.save_and_stop("a", "b")

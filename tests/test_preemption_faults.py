@@ -17,8 +17,7 @@ from gpu_flows.schedulers.policy import Policy, make_policy
 @pytest.mark.parametrize("alive", [True, False])
 @in_event_loop
 async def test_the_next_worker_completes_a_preemption(tmp_path: Path, alive: bool) -> None:
-    first = FakePool(tmp_path)
-    await preempt_two_jobs(first)
+    first = await preempt_two_jobs(tmp_path)
     await first.dispatcher.close()
     if not alive:
         first.save_and_stop("a", "b")
@@ -42,8 +41,7 @@ async def test_the_next_worker_completes_a_preemption(tmp_path: Path, alive: boo
 
 @in_event_loop
 async def test_the_lease_is_lost_during_a_preemption(tmp_path: Path) -> None:
-    pool = FakePool(tmp_path)
-    await preempt_two_jobs(pool)
+    pool = await preempt_two_jobs(tmp_path)
     pool.dispatcher.active = False
     pool.save_and_stop("a", "b")
     await pool.wait_for(lambda: not pool.dispatcher.executing(), "all executions have finished")
@@ -56,8 +54,7 @@ async def test_the_lease_is_lost_during_a_preemption(tmp_path: Path) -> None:
 
 @in_event_loop
 async def test_the_server_is_unreachable_when_devices_become_free(tmp_path: Path) -> None:
-    pool = FakePool(tmp_path)
-    await preempt_two_jobs(pool)
+    pool = await preempt_two_jobs(tmp_path)
     pool.gateway.reachable = False
     pool.save_and_stop("a", "b")
     await pool.settle()
