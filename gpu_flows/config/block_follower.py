@@ -113,7 +113,7 @@ class BlockFollower:
         )
 
     def _apply_protection(self, protection: Protection | None) -> None:
-        """Change how jobs are protected. An invalid value is ignored; the server already checks the form."""
+        """Change how jobs are protected. An invalid value is ignored; the UI does not accept one."""
         if protection is not None and protection != self._engine.protection:
             self._engine.protect(protection)
             self._log.info("Jobs are now protected from preemption by %s.", protection)
