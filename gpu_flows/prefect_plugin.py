@@ -1,7 +1,7 @@
-"""What Prefect loads from our entry point, in every process that looks up workers or blocks.
+"""The entry point that Prefect loads in every process that looks up workers or blocks.
 
-Importing it registers the worker type and the blocks; in the server process it also adds our card
-to the UI's work-pool wizard. Light on purpose: the heavy libraries come with the worker's start.
+Importing this module registers the worker type and the blocks. In the server process it also adds a card to
+the UI's work-pool wizard. It imports no heavy libraries; the worker loads them when it starts.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import gpu_flows.blocks  # noqa: F401  registers the blocks
-from gpu_flows.prefect_private import collect_garbage_aside, show_card_in_wizard
+from gpu_flows.prefect_private import add_wizard_card, collect_garbage_in_thread
 from gpu_flows.worker.gpu_worker import GpuWorker
 
 LOGO = (  # a chip with an arrow
@@ -20,7 +20,7 @@ LOGO = (  # a chip with an arrow
 )
 
 
-def _card() -> dict[str, Any]:
+def _describe_card() -> dict[str, Any]:
     return {
         GpuWorker.type: {
             "type": GpuWorker.type,
@@ -35,5 +35,5 @@ def _card() -> dict[str, Any]:
     }
 
 
-show_card_in_wizard("gpu-flows", _card)
-collect_garbage_aside()
+add_wizard_card("gpu-flows", _describe_card)
+collect_garbage_in_thread()

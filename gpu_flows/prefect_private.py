@@ -1,8 +1,8 @@
-"""Every private name of Prefect that we lean on, each with what happens where it is missing.
+"""Every private name of Prefect that gpu-flows uses, each with its effect if the name is missing.
 
-Nothing else in the project may touch a Prefect name that begins with an underscore or lives
-under `prefect._internal`. `missing()` tries them all; the worker logs what it finds at start,
-`gpu-flows doctor` shows it, and each function below goes on without its name.
+No other module may use a Prefect name that begins with an underscore or that is defined under
+`prefect._internal`. `find_missing_names()` checks all of them; the worker logs the result at its start, and
+`gpu-flows doctor` shows it. Each function below also works without its name, with less effect.
 """
 
 from __future__ import annotations
@@ -23,37 +23,38 @@ if TYPE_CHECKING:
     Worker = BaseWorker[Any, Any, Any]
 
 
-KEEP_ENVIRONMENT_S = 30.0
+CACHE_ENVIRONMENT_S = 30.0
 
 
-def missing() -> list[str]:
-    """What this Prefect lacks, and what we do instead, one line each."""
-    return [f"{name}: {instead}" for name, check, instead in _LEANED_ON if not _holds(check)]
+def find_missing_names() -> list[str]:
+    """Return one line for each name that this version of Prefect lacks, with the effect of that."""
+    return [f"{name}: {effect}" for name, check, effect in _PRIVATE_NAMES if not _passes(check)]
 
 
 # -- stopping a run with a stated intent ------------------------------------------------------
 
 
 def announce_intent(intent: str) -> None:
-    """Tell Prefect's engine in this process why the SIGTERM that follows comes.
-    Without it the engine reports the run crashed, and the worker puts that right afterwards."""
+    """Announce to Prefect's engine in this process why it is about to receive SIGTERM.
+    Without the name, the engine reports that the run crashed, and the worker corrects that afterwards."""
     set_intent = _lookup("prefect._internal.control_listener", "_set_intent")
     if set_intent and intent:
         set_intent(intent)
 
 
 def announced_intent() -> str:
-    """Why this process was asked to stop, as far as Prefect's engine knows. Without the name: nothing."""
+    """Return why this process was asked to stop, according to Prefect's engine. Without the name: an empty
+    string."""
     get_intent = _lookup("prefect._internal.control_listener", "get_intent")
     return str(get_intent() or "") if get_intent else ""
 
 
-# -- loading a flow's code ---------------------------------------------------------------------
+# -- loading a flow's code --------------------------------------------------------------------
 
 
 def load_directly(entrypoint: str) -> dict[str, str]:
-    """The environment that makes Prefect's engine load this code at once, without asking the server
-    where it is. Without it the engine asks, which takes about half a second."""
+    """Return the environment that makes Prefect's engine load this code without first requesting its location
+    from the server. Without the name, the engine sends that request, which takes about half a second."""
     return {"PREFECT__FLOW_ENTRYPOINT": entrypoint} if _loads_directly() else {}
 
 
@@ -63,78 +64,78 @@ def _loads_directly() -> bool:
 
 
 class QuickEnvironment:
-    """Mixed into a job configuration: every launch asks for the worker's Prefect settings as environment
-    variables, which takes longer than everything else about it. They are kept for a moment."""
+    """A mixin for a job configuration that caches the worker's Prefect settings as environment variables.
+    Collecting them takes longer than the rest of a launch."""
 
-    _kept: ClassVar[tuple[float, dict[str, str]]] = (0.0, {})
+    _cached: ClassVar[tuple[float, dict[str, str]]] = (0.0, {})
 
     @classmethod
     def _base_environment(cls) -> dict[str, str]:
-        at, variables = QuickEnvironment._kept
-        if not variables or time.monotonic() - at > KEEP_ENVIRONMENT_S:
+        at, variables = QuickEnvironment._cached
+        if not variables or time.monotonic() - at > CACHE_ENVIRONMENT_S:
             variables = super()._base_environment()  # type: ignore[misc]
-            QuickEnvironment._kept = (time.monotonic(), variables)
+            QuickEnvironment._cached = (time.monotonic(), variables)
         return dict(variables)
 
 
-# -- the base worker's inner state ------------------------------------------------------------
+# -- the base worker's state ------------------------------------------------------------------
 
 
-def note_poll(worker: Worker) -> None:
-    """Keep the worker's health check content: it looks at when runs were last asked for."""
+def record_poll(worker: Worker) -> None:
+    """Record the time of a poll. The worker's health check fails if there was none for a while."""
     if hasattr(worker, "_last_polled_time"):
         worker._last_polled_time = datetime.now(UTC)
 
 
 def is_synced(worker: Worker) -> bool:
-    """Whether the worker has heard of its pool from the server."""
+    """Whether the worker has read its pool from the server."""
     return getattr(worker, "_work_pool", None) is not None and getattr(
         worker, "_has_successfully_synced", True
     )
 
 
-def queues_asked_for(worker: Worker) -> set[str]:
-    """The work queues named on the command line; empty means all of them."""
+def requested_queues(worker: Worker) -> set[str]:
+    """Return the work queues named on the command line; empty means all of them."""
     return set(getattr(worker, "_work_queues", None) or ())
 
 
 def logger(worker: Worker) -> logging.Logger:
-    """The logger whose lines `prefect worker start` shows."""
+    """Return the logger whose output `prefect worker start` shows."""
     return cast(logging.Logger, getattr(worker, "_logger", None) or logging.getLogger("prefect.worker.gpu"))
 
 
-# -- our card in the UI's work-pool wizard ----------------------------------------------------
+# -- the card in the UI's work-pool wizard ----------------------------------------------------
 
 
-def show_card_in_wizard(package: str, describe: Callable[[], dict[str, Any]]) -> None:
-    """Add our worker type to the list the UI's wizard offers, when this process is the server.
-    The server knows no other way for a third party. Without it the pool is made by the CLI."""
+def add_wizard_card(package: str, describe: Callable[[], dict[str, Any]]) -> None:
+    """Add the worker type to the list in the UI's wizard, if this process is the server. The server offers no
+    public way for third parties. Without the name, pools can be created with the CLI only."""
     collections = sys.modules.get("prefect.server.api.collections")
     original = getattr(collections, "get_collection_view", None)
     if original is None or getattr(original, "shows_gpu_flows", False):
         return
 
-    async def with_our_card(view: str) -> dict[str, Any]:
-        listed = await original(view)
+    async def get_view_with_card(view: str) -> dict[str, Any]:
+        collections_by_name = await original(view)
         if view != "aggregate-worker-metadata":
-            return dict(listed)
-        return {**listed, package: describe()}
+            return dict(collections_by_name)
+        return {**collections_by_name, package: describe()}
 
-    with_our_card.shows_gpu_flows = True  # type: ignore[attr-defined]
-    setattr(collections, "get_collection_view", with_our_card)  # noqa: B010
+    get_view_with_card.shows_gpu_flows = True  # type: ignore[attr-defined]
+    setattr(collections, "get_collection_view", get_view_with_card)  # noqa: B010
 
 
-# -- a server on SQLite that must not stand still -----------------------------------------------
+# -- garbage collection in a server on SQLite --------------------------------------------------
 
 COLLECT_EVERY_S = 0.5
 
 
-def collect_garbage_aside() -> None:
-    """When this process is a server on SQLite: collect garbage in a thread of its own.
+def collect_garbage_in_thread() -> None:
+    """Collect garbage in a thread of its own, if this process is a server on SQLite.
 
-    Otherwise the collector may run in the event loop's thread, finalise a forgotten cursor there and
-    wait for its connection; the connection waits for the one writer; and the writer's commit waits
-    for the event loop. Only SQLite's busy timeout, a minute, undoes that knot."""
+    Otherwise the collector may run in the event loop's thread and finalise an unused cursor there, which
+    waits for its connection. The connection waits for the one writer, and the writer's commit waits for the
+    event loop. This deadlock would last until SQLite's busy timeout, one minute."""
     if "prefect.server.api.server" not in sys.modules or not gc.isenabled() or not _on_sqlite():
         return
     gc.disable()
@@ -142,7 +143,7 @@ def collect_garbage_aside() -> None:
 
 
 def _keep_collecting() -> None:
-    """What Python's own collector does by counting, done by the clock."""
+    """Do at regular intervals what Python's own collector does by counting allocations."""
     thresholds = gc.get_threshold()
     while True:
         time.sleep(COLLECT_EVERY_S)
@@ -160,7 +161,7 @@ def _on_sqlite() -> bool:
         return False
 
 
-# -- inside -----------------------------------------------------------------------------------
+# -- checks -----------------------------------------------------------------------------------
 
 
 def _lookup(module: str, name: str) -> Any:
@@ -170,7 +171,7 @@ def _lookup(module: str, name: str) -> Any:
         return None
 
 
-def _holds(check: Callable[[], object]) -> bool:
+def _passes(check: Callable[[], object]) -> bool:
     try:
         return bool(check())
     except Exception:
@@ -178,21 +179,22 @@ def _holds(check: Callable[[], object]) -> bool:
 
 
 def _worker_has(name: str) -> bool:
-    """Whether a base worker sets this attribute, told from its source without making one."""
+    """Whether a base worker sets this attribute, according to its code. No worker is created for the
+    check."""
     base = _lookup("prefect.workers.base", "BaseWorker")
     return name in base.__init__.__code__.co_names or hasattr(base, name)
 
 
-_LEANED_ON: list[tuple[str, Callable[[], object], str]] = [
+_PRIVATE_NAMES: list[tuple[str, Callable[[], object], str]] = [
     (
         "prefect._internal.control_listener._set_intent",
         lambda: _lookup("prefect._internal.control_listener", "_set_intent"),
-        "a run that is cancelled or preempted shows Crashed for a moment before it shows what it is",
+        "a run that is cancelled or preempted shows Crashed for a moment before its real state",
     ),
     (
         "prefect._internal.control_listener.get_intent",
         lambda: _lookup("prefect._internal.control_listener", "get_intent"),
-        "a `command` run that finishes while it is asked to leave is run again",
+        "a `command` run that finishes while it is being preempted runs again",
     ),
     (
         "BaseJobConfiguration._base_environment",
@@ -217,7 +219,7 @@ _LEANED_ON: list[tuple[str, Callable[[], object], str]] = [
     (
         "BaseWorker._has_successfully_synced",
         lambda: _worker_has("_has_successfully_synced"),
-        "the worker takes a known pool as a synced one",
+        "the worker treats a pool as synced as soon as it is known",
     ),
     (
         "BaseWorker._work_queues",

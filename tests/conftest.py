@@ -1,4 +1,4 @@
-"""One real Prefect server for the whole run, and stacks with workers of their own on top of it."""
+"""One Prefect server for the whole test session, and stacks with their own pools and workers on it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-# Nothing of the person who runs the tests is read or touched. Set before Prefect is imported.
+# The tests neither read nor change the user's own files and settings. Set before Prefect is imported.
 _HOME = tempfile.TemporaryDirectory(prefix="gpu-flows-tests-")
 for _name in [name for name in os.environ if name.startswith(("PREFECT_", "GPU_FLOWS_"))]:
     del os.environ[_name]
@@ -23,18 +23,19 @@ os.environ.update(
 )
 
 from gpu_flows.bootstrap.local_stack import Stack  # noqa: E402
+from gpu_flows.common.retry import wait_until  # noqa: E402
 
 T = TypeVar("T")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The slow tests first, so that two processes end at about the same time."""
+    """Run slow tests first, so that parallel test processes end at about the same time."""
     items.sort(key=lambda item: "test_live_crash" not in item.nodeid and not item.get_closest_marker("slow"))
 
 
 @pytest.fixture(scope="session")
 def server() -> Iterator[Stack]:
-    """A private Prefect server with our plugin in it."""
+    """A private Prefect server with the gpu-flows plugin."""
     with Stack(Path(_HOME.name) / "server") as stack:
         stack.start_server()
         yield stack
@@ -42,15 +43,15 @@ def server() -> Iterator[Stack]:
 
 @pytest.fixture
 def new_stack(server: Stack, tmp_path: Path) -> Iterator[Callable[..., Stack]]:
-    """Makes stacks on the shared server, each with a pool and a home of its own. What they started
-    is gone when the test ends."""
-    with ExitStack() as opened:
+    """A function that creates stacks on the shared server, each with its own pool and home. Everything they
+    started is stopped when the test ends."""
+    with ExitStack() as cleanup:
 
         def make(cluster: str = "1x4:GTX 1080 Ti:11", worker: bool = True, **docker: Any) -> Stack:
             pool = f"pool-{time.time_ns()}"
             stack = Stack(tmp_path / pool, pool=pool, api_url=server.api_url)
-            opened.callback(stack.stop_jobs)
-            opened.enter_context(stack)
+            cleanup.callback(stack.stop_jobs)
+            cleanup.enter_context(stack)
             stack.set_up(cluster, blocks=pool, **docker)
             if worker:
                 stack.start_worker()
@@ -60,12 +61,7 @@ def new_stack(server: Stack, tmp_path: Path) -> Iterator[Callable[..., Stack]]:
 
 
 def eventually(look: Callable[[], T], what: str, patience_s: float = 90.0) -> T:
-    """The first truthy answer. Patience is a safety net for a slow machine, not an expectation."""
-    deadline = time.monotonic() + patience_s
-    while True:
-        answer = look()
-        if answer:
-            return answer
-        if time.monotonic() > deadline:
-            raise AssertionError(f"still not so after {patience_s:.0f} s: {what}")
-        time.sleep(0.1)
+    """Return the first true value. The time limit only has to be long enough for a slow machine."""
+    value = wait_until(look, patience_s)
+    assert value, f"still not true after {patience_s:.0f} s: {what}"
+    return value

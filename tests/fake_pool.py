@@ -1,14 +1,17 @@
-"""A dispatcher among actors: a runtime whose processes end when the test says so, a gateway that follows the
-same rules as Prefect's, and a clock that stands still unless it is moved."""
+"""A dispatcher with a fake runtime, gateway and clock. The test decides when attempts end and time passes."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from functools import wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec
+from unittest import mock
 
+from gpu_flows.checkpoints.contract import CHECKPOINTED
+from gpu_flows.dispatch import execution_runner
 from gpu_flows.dispatch.dispatcher import Dispatcher
 from gpu_flows.dispatch.gateway import Unreachable
 from gpu_flows.dispatch.job_store import JobStore
@@ -19,30 +22,43 @@ from gpu_flows.schedulers.model import Job, Reason, Start
 from gpu_flows.schedulers.policy import Policy, State, make_policy
 from gpu_flows.schedulers.protection import UNPROTECTED, Protection
 
+P = ParamSpec("P")
+
+
+def in_event_loop(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
+    """Run an async test in an event loop, with the dispatcher's pauses set to zero."""
+
+    @wraps(test)
+    def run(*args: P.args, **kwargs: P.kwargs) -> None:
+        with mock.patch.multiple(execution_runner, REPORT_DELAY_S=0.0, PAUSE_WHEN_UNREACHABLE_S=0.0):
+            asyncio.run(test(*args, **kwargs))
+
+    return run
+
 
 class FakeRuntime:
-    """The runtime. It outlives dispatchers, as processes outlive workers."""
+    """A runtime without processes. It can be shared by several dispatchers, as processes outlive workers."""
 
     def __init__(self) -> None:
         self.now = 1000.0
         self.live: dict[str, Attempt] = {}  # by job id
-        self.exits: dict[str, asyncio.Future[int | None]] = {}  # by attempt
-        self.asked: list[tuple[str, Intent]] = []  # by attempt, each time somebody was asked to stop
-        self.launched: list[str] = []  # attempts, in order
-        self.unforgotten: dict[str, Found] = {}
-        self.curtain: asyncio.Event | None = None  # launches wait for it
+        self.exits: dict[str, asyncio.Future[int | None]] = {}  # by attempt id
+        self.stop_requests: list[tuple[str, Intent]] = []  # attempt id and intent, in order
+        self.launched: list[str] = []  # attempt ids, in order
+        self.known: dict[str, Found] = {}  # every attempt that has not been forgotten
+        self.launch_gate: asyncio.Event | None = None  # launches wait for it
 
     async def launch(self, launch: Launch, still_wanted: Callable[[], bool]) -> Attempt:
-        if self.curtain:
-            await self.curtain.wait()
+        if self.launch_gate:
+            await self.launch_gate.wait()
         assert launch.job.id not in self.live, "a job never has two live attempts"
-        held = {device.id: job_id for job_id, it in self.live.items() for device in it.launch.devices}
+        held = {device.id: job_id for job_id, other in self.live.items() for device in other.launch.devices}
         taken = [device.id for device in launch.devices if device.id in held]
         assert not taken, f"{launch.id} was launched on {taken}, which {held} still hold"
         attempt = Attempt(launch, f"here:{launch.id}", self.now)
         self.live[launch.job.id] = attempt
         self.launched.append(launch.id)
-        self.unforgotten[launch.id] = Found(launch, attempt, alive=True)
+        self.known[launch.id] = Found(launch, attempt, alive=True)
         self.exits[launch.id] = asyncio.get_running_loop().create_future()
         return attempt
 
@@ -51,41 +67,41 @@ class FakeRuntime:
 
     async def stop(self, attempt: Attempt, intent: Intent) -> None:
         if attempt.launch.job.id in self.live:
-            self.asked.append((attempt.launch.id, intent))
+            self.stop_requests.append((attempt.launch.id, intent))
 
     async def find(self) -> list[Found]:
         return [
             Found(found.launch, found.attempt, found.launch.job.id in self.live)
-            for found in self.unforgotten.values()
+            for found in self.known.values()
         ]
 
     def forget(self, launch: Launch) -> None:
-        self.unforgotten.pop(launch.id, None)
+        self.known.pop(launch.id, None)
 
     def activity(self) -> dict[str, float]:
         return {}
 
     def exit(self, job_id: str, code: int | None) -> None:
-        """The job's process ends."""
+        """End the job's live attempt with this exit code."""
         attempt = self.live.pop(job_id)
         self.exits[attempt.launch.id].set_result(code)
 
 
 class FakeGateway:
-    """The gateway, with a server's memory of each run. Jobs are bare commands to it."""
+    """A gateway that keeps the state of each run as Prefect's server would. Jobs are plain commands."""
 
     def __init__(self, runtime: FakeRuntime, folder: Path) -> None:
         self.runtime, self.folder = runtime, folder
         self.states: dict[str, str] = {}
-        self.notes: dict[str, str] = {}
+        self.messages: dict[str, str] = {}
         self.reachable = True
-        self.window: asyncio.Event | None = None  # claims wait for it
+        self.claim_gate: asyncio.Event | None = None  # claims wait for it
 
     async def claim(self, start: Start, policy: str, planned: float) -> Launch | None:
-        if self.window:
-            await self.window.wait()
+        if self.claim_gate:
+            await self.claim_gate.wait()
         if not self.reachable:
-            raise Unreachable("nobody there")
+            raise Unreachable("the server does not answer")
         job = start.job
         if self.states.get(job.id, "waiting") != "waiting":
             return None
@@ -93,7 +109,6 @@ class FakeGateway:
         checkpoints = self.folder / job.id
         checkpoints.mkdir(exist_ok=True)
         number = 1 + sum(name.rpartition(".")[0] == job.id for name in self.runtime.launched)
-        command = ("true",)
         return Launch(
             job,
             number,
@@ -101,15 +116,20 @@ class FakeGateway:
             policy,
             planned,
             start.devices,
-            command,
+            command=("true",),
             hears_intents=False,
             checkpoints=str(checkpoints),
         )
 
-    async def launched(self, attempt: Attempt) -> bool:
+    async def release(self, job: Job, why: str) -> None:
+        self.states[job.id] = "waiting"
+
+    async def report_launch(self, attempt: Attempt) -> bool:
         return True
 
-    async def ended(self, launch: Launch, end: End, intent: Intent | None, why: str = "") -> tuple[str, str]:
+    async def report_end(
+        self, launch: Launch, end: End, intent: Intent | None, why: str = ""
+    ) -> tuple[str, str]:
         job_id = launch.job.id
         if self.states[job_id] == "cancelling" or intent == "cancel":
             outcome = "cancelled"
@@ -120,24 +140,21 @@ class FakeGateway:
         else:
             outcome = "failed"
         self.states[job_id] = "waiting" if outcome == "preempted" else outcome
-        self.notes[job_id] = why
+        self.messages[job_id] = why
         return outcome, why
 
-    async def never_launched(self, job: Job, why: str) -> None:
-        self.states[job.id] = "waiting"
-
-    async def cancelled(self, job: Job) -> None:
-        self.states[job.id] = "cancelled"
-
-    async def failed_to_launch(self, job: Job, why: str) -> None:
+    async def report_launch_failure(self, job: Job, why: str) -> None:
         self.states[job.id] = "crashed"
+
+    async def report_cancelled(self, job: Job) -> None:
+        self.states[job.id] = "cancelled"
 
     async def refuse(self, job: Job, reason: Reason) -> None:
         self.states[job.id] = "refused"
 
 
-class Scripted(Policy):
-    """Does what the test says, once; then starts whatever fits, as FIFO would."""
+class ScriptedPolicy(Policy):
+    """Makes one plan with the test's script. All other plans start whatever fits, in FIFO order."""
 
     name = "scripted"
     preempts = True
@@ -152,17 +169,21 @@ class Scripted(Policy):
             script, self.script = self.script, None
             script(state)
         for job in list(state.waiting):
-            free = [s.device for n in state.cluster for s in n.devices if not s.holders and s.healthy]
-            here = [device for device in free if job.accepts(device)]
-            for node in dict.fromkeys(device.node for device in here):
-                chosen = tuple(device for device in here if device.node == node)[: job.gpus]
+            free = [
+                device.device
+                for node in state.cluster
+                for device in node.devices
+                if not device.holders and device.healthy and job.accepts(device.device)
+            ]
+            for node in dict.fromkeys(device.node for device in free):
+                chosen = tuple(device for device in free if device.node == node)[: job.gpus]
                 if len(chosen) == job.gpus:
                     state.draft.start(job, chosen)
                     break
 
 
-class Stage:
-    """Everything in its place. Make it inside a running loop."""
+class FakePool:
+    """A dispatcher with its fakes. Create it inside a running event loop."""
 
     def __init__(
         self,
@@ -174,9 +195,8 @@ class Stage:
         gateway: FakeGateway | None = None,
     ) -> None:
         self.runtime = runtime or FakeRuntime()
-        checkpoints = folder / "checkpoints"
         self.job_store = JobStore(folder, lambda: self.runtime.now)
-        self.gateway = gateway or FakeGateway(self.runtime, checkpoints)
+        self.gateway = gateway or FakeGateway(self.runtime, folder / "checkpoints")
         self.policy = policy or make_policy("priority")
         self.engine = Engine(declare(cluster), self.policy, can_preempt=True, protection=protection)
         self.facts: list[Any] = []
@@ -192,51 +212,75 @@ class Stage:
         )
         self.dispatcher.active = True
 
+    # -- actions ------------------------------------------------------------------------------
+
     def submit(self, job_id: str, gpus: int = 1, priority: int = 0, **more: Any) -> None:
         self.gateway.states.setdefault(job_id, "waiting")
         job = Job(job_id, self.runtime.now, gpus, name=job_id, priority=priority, **more)
         self.dispatcher.submit(job)
 
     def cancel(self, job_id: str) -> None:
-        """As the service does it: what the server says of the run changes first."""
+        """Cancel as in production: the state on the server changes first."""
         if self.gateway.states[job_id] == "claimed":
             self.gateway.states[job_id] = "cancelling"
         else:
             self.gateway.states[job_id] = "cancelled"
         self.dispatcher.cancel(job_id)
 
-    async def until(self, holds: Callable[[], object], what: str) -> None:
+    def save_and_stop(self, *job_ids: str) -> None:
+        """End these jobs' attempts with the exit code that means "saved and stopped"."""
+        for job_id in job_ids:
+            self.runtime.exit(job_id, CHECKPOINTED)
+
+    # -- waiting ------------------------------------------------------------------------------
+
+    async def wait_for(self, condition: Callable[[], object], what: str) -> None:
         for _ in range(5000):
-            if holds():
+            if condition():
                 return
             await asyncio.sleep(0.001)
-        raise AssertionError(f"never so: {what}")
+        raise AssertionError(f"never happened: {what}")
 
-    async def running(self, *job_ids: str) -> None:
-        """These jobs run, and no others."""
-        await self.until(
-            lambda: set(self.runtime.live) == set(job_ids), f"{job_ids}, not {[*self.runtime.live]}"
+    async def wait_for_running(self, *job_ids: str) -> None:
+        """Wait until exactly these jobs run."""
+        await self.wait_for(
+            lambda: set(self.runtime.live) == set(job_ids), f"{job_ids} run, not {[*self.runtime.live]}"
         )
 
-    async def asked(self, *job_ids: str) -> None:
-        """These jobs have been asked to leave."""
-        await self.until(
-            lambda: {name.rpartition(".")[0] for name, _ in self.runtime.asked} >= set(job_ids),
-            f"{job_ids} asked",
+    async def wait_for_stop_request(self, *job_ids: str) -> None:
+        """Wait until each of these jobs has been asked to stop."""
+        await self.wait_for(
+            lambda: {name.rpartition(".")[0] for name, _ in self.runtime.stop_requests} >= set(job_ids),
+            f"{job_ids} are asked to stop",
         )
 
     async def settle(self) -> None:
-        """Long enough for anything to happen that could."""
+        """Give every task time to do what it can."""
         for _ in range(20):
             await asyncio.sleep(0.001)
 
+    # -- results ------------------------------------------------------------------------------
+
     def outcomes(self, job_id: str) -> list[str]:
-        """How each of its attempts ended, as recorded."""
+        """The recorded outcome of each of the job's attempts."""
         ends = [fact for fact in self.facts if fact.table == "attempt_ends" and fact.job_id == job_id]
         return [fact.outcome for fact in sorted(ends, key=lambda fact: fact.attempt)]
 
-    def ends(self) -> dict[str, str]:
+    def job_ends(self) -> dict[str, str]:
+        """The recorded outcome of each job that has ended."""
         return {fact.job_id: fact.outcome for fact in self.facts if fact.table == "job_ends"}
 
     def waiting(self) -> set[str]:
         return {job.id for job in self.engine.waiting}
+
+
+async def preempt_two_jobs(folder: Path) -> FakePool:
+    """Return a pool in which two jobs fill the only node and are asked to stop for an urgent job."""
+    pool = FakePool(folder)
+    pool.submit("a", 2)
+    pool.submit("b", 2)
+    await pool.wait_for_running("a", "b")
+    pool.runtime.now += 10
+    pool.submit("urgent", 4, priority=1000)
+    await pool.wait_for_stop_request("a", "b")
+    return pool

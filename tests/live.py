@@ -1,4 +1,4 @@
-"""A pool as its users see it: runs are made, watched and cancelled through the server's own API."""
+"""A pool as its users see it: runs are created, observed and cancelled through the server's API."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ ENTRYPOINTS = {
     "container": "gpu_flows.flows.container:container",
     "train": "gpu_flows.flows.train:train",
 }
-GO_THERE = "prefect.deployments.steps.set_working_directory"
-# How many times a device was held by two attempts at once.
-NO_DEVICE_TWICE = """
+SET_DIRECTORY = "prefect.deployments.steps.set_working_directory"
+# Counts the pairs of attempts that held the same device at the same time.
+DOUBLE_ALLOCATIONS = """
     select count(*) from allocations a join allocations b on a.device_id = b.device_id
         and (a.job_id, a.attempt) < (b.job_id, b.attempt)
     join attempt_ends x on (a.job_id, a.attempt) = (x.job_id, x.attempt)
@@ -31,7 +31,7 @@ NO_DEVICE_TWICE = """
 
 class Pool:
     def __init__(self, stack: Stack, flow: str = "command", folder: str = "") -> None:
-        """A deployment of the flow, as `prefect deploy` called in that folder would make it."""
+        """Create a deployment of the flow, as `prefect deploy` does in that folder."""
         self.stack = stack
         self._http = httpx.Client(base_url=stack.api_url, timeout=60)
         flow_id = self.post("/flows/", {"name": flow})["id"]
@@ -42,21 +42,22 @@ class Pool:
                 "flow_id": flow_id,
                 "entrypoint": ENTRYPOINTS[flow],
                 "work_pool_name": stack.pool,
-                "pull_steps": [{GO_THERE: {"directory": folder}}] if folder else None,
+                "pull_steps": [{SET_DIRECTORY: {"directory": folder}}] if folder else None,
             },
         )["id"]
 
     def request(self, method: str, path: str, **kwargs: Any) -> Any:
-        """Ask the server; one that is busy (SQLite lets one writer in) or away is asked again."""
+        """Send a request to the server. Retry while it is unreachable or busy; SQLite has one writer at a
+        time."""
 
-        def answered() -> httpx.Response | None:
+        def try_request() -> httpx.Response | None:
             try:
                 response = self._http.request(method, path, **kwargs)
             except httpx.TransportError:
                 return None
             return response if response.status_code != 503 else None
 
-        response: httpx.Response = eventually(answered, f"{method} {path} is answered")
+        response: httpx.Response = eventually(try_request, f"{method} {path} succeeds")
         response.raise_for_status()
         return response.json() if response.content else None
 
@@ -72,14 +73,14 @@ class Pool:
         retries: int = 0,
         **variables: Any,
     ) -> str:
-        """A run of the deployment's flow, which the command is for."""
+        """Create a run of the deployment's flow with this command as its parameter."""
         body = {"parameters": parameters or {"command": command, "shell": True}, "job_variables": variables}
         if retries:
             body["empirical_policy"] = {"retries": retries, "retry_delay": 0}
         return str(self.post(f"/deployments/{self.deployment}/create_flow_run", body)["id"])
 
     def command(self, command: str, **variables: Any) -> str:
-        """A run whose command takes the place of the flow."""
+        """Create a run whose command replaces the flow."""
         body = {"parameters": {"command": "unused"}, "job_variables": {"command": command, **variables}}
         return str(self.post(f"/deployments/{self.deployment}/create_flow_run", body)["id"])
 
@@ -90,12 +91,12 @@ class Pool:
         return str(self.run(run_id)["state"]["name"])
 
     def states(self, run_id: str) -> list[str]:
-        """Every state the run was in, oldest first."""
+        """The names of the run's states, oldest first."""
         states = self.request("GET", "/flow_run_states/", params={"flow_run_id": run_id})
         return [state["name"] for state in sorted(states, key=lambda s: s["timestamp"])]
 
     def cancel(self, run_id: str) -> None:
-        """What the UI's Cancel button does."""
+        """Cancel the run as the UI does."""
         self.post(f"/flow_runs/{run_id}/set_state", {"state": {"type": "CANCELLING", "name": "Cancelling"}})
 
     def until(self, run_id: str, *names: str, patience_s: float = 150.0) -> dict[str, Any]:
@@ -112,14 +113,14 @@ class Pool:
     # -- blocks -------------------------------------------------------------------------------
 
     def save_policy(self, name: str, protection: dict[str, Any] | None = None, **options: Any) -> None:
-        """What saving the block's form in the UI does: the server checks nothing."""
+        """Save the scheduler block as the UI does. The server does not check the content."""
         data: dict[str, Any] = {"policy": {"name": name, **options}}
         if protection is not None:
             data["protection"] = protection
         self._save("gpu-scheduler", data)
 
     def save_rules(self, **rules: Any) -> None:
-        """Other rules for containers, everything else about the cluster as it is."""
+        """Change the rules for containers in the cluster block."""
         self._save("gpu-cluster", {**self._block("gpu-cluster")["data"], "containers": rules})
 
     def _block(self, slug: str) -> dict[str, Any]:
@@ -136,14 +137,14 @@ class Pool:
         return Status(**json.loads(eventually(lambda: path.exists() and path.read_text(), "a status")))
 
     def holders(self) -> dict[str, list[str]]:
-        """Device id -> the names of the jobs that hold it."""
+        """The names of the jobs on each device, by device id."""
         return {device["id"]: device["jobs"] for device in self.status().devices}
 
     def sql(self, query: str) -> list[tuple[Any, ...]]:
         return list(answer(self.stack.home / "warehouse.duckdb", query).rows)
 
     def processes(self, run_id: str) -> list[int]:
-        """Every process that carries the run's name in its environment."""
+        """The ids of all processes of the run, found by their environment."""
         found = []
         for process in psutil.process_iter():
             try:

@@ -11,74 +11,76 @@ from gpu_flows.dispatch.job_store import KEEP_S, SWEEP_EVERY_S, JobStore
 from gpu_flows.dispatch.preemption import Preemption
 from gpu_flows.schedulers.model import NO_PROGRESS, Progress
 
-BEHIND = Progress(2, 30.0, 60.0, 25.0, 99.0, 1)
-LEAVE = Preemption(5.0, "preempted", "priority", ("boss",), "Made room.")
+PROGRESS = Progress(2, 30.0, 60.0, 25.0, 99.0, 1)
+PREEMPTION = Preemption(5.0, "preempted", "priority", ("urgent",), "Preempted.")
 
 
-def test_the_next_worker_knows_what_the_last_one_knew(tmp_path: Path) -> None:
+def test_the_next_worker_reads_what_the_last_one_stored(tmp_path: Path) -> None:
     first = JobStore(tmp_path)
-    first.keep_progress("a", BEHIND)
-    first.save_preemption("a", 3, LEAVE)
-    (tmp_path / "job_store" / "torn.json").write_text("{")
+    first.save_progress("a", PROGRESS)
+    first.save_preemption("a", 3, PREEMPTION)
+    (tmp_path / "jobs" / "incomplete.json").write_text("{")
     second = JobStore(tmp_path)
-    assert second.progress("a") == BEHIND
-    assert second.preemption_of("a", 3) == LEAVE
-    assert second.preemption_of("a", 4) is None, "another attempt was not asked"
-    second.keep_progress("a", BEHIND)
-    assert JobStore(tmp_path).preemption_of("a", 3) is None, "it has left"
-    assert second.progress("torn") is second.progress("nobody") is NO_PROGRESS
+    assert second.load_progress("a") == PROGRESS
+    assert second.load_preemption("a", 3) == PREEMPTION
+    assert second.load_preemption("a", 4) is None, "this is another attempt"
+    second.save_progress("a", PROGRESS)
+    assert JobStore(tmp_path).load_preemption("a", 3) is None, "the preemption is complete"
+    assert second.load_progress("incomplete") is second.load_progress("unknown") is NO_PROGRESS
 
 
-def test_a_directory_is_the_jobs_own_and_stays_the_same(tmp_path: Path) -> None:
+def test_all_attempts_of_a_job_have_the_same_directory(tmp_path: Path) -> None:
     job_store = JobStore(tmp_path)
-    directory = job_store.checkpoints("a")
-    assert directory == tmp_path / "checkpoints" / "a" == job_store.checkpoints("a")
+    directory = job_store.make_checkpoint_directory("a")
+    assert directory == tmp_path / "checkpoints" / "a" == job_store.make_checkpoint_directory("a")
     assert directory.stat().st_mode & 0o777 == 0o700
     shared = tmp_path / "shared"
     with pytest.raises(FileNotFoundError):
-        job_store.checkpoints("a", str(shared))
+        job_store.make_checkpoint_directory("a", str(shared))
     shared.mkdir()
-    assert job_store.checkpoints("a", str(shared)) == shared / "a"
+    assert job_store.make_checkpoint_directory("a", str(shared)) == shared / "a"
 
 
-def test_what_ended_long_ago_is_removed_and_nothing_else(tmp_path: Path) -> None:
+def test_only_checkpoints_of_jobs_that_ended_long_ago_are_removed(tmp_path: Path) -> None:
     now = 1e9
     job_store = JobStore(tmp_path, lambda: now)
-    empty, kept, again, lives = (job_store.checkpoints(name) for name in ("empty", "kept", "again", "lives"))
+    empty, kept, again, unfinished = (
+        job_store.make_checkpoint_directory(name) for name in ("empty", "kept", "again", "unfinished")
+    )
     shared = tmp_path / "shared"
     shared.mkdir()
-    theirs = job_store.checkpoints("theirs", str(shared))
-    for directory in (kept, again, lives, theirs):
+    external = job_store.make_checkpoint_directory("external", str(shared))
+    for directory in (kept, again, unfinished, external):
         (directory / "weights").touch()
-    for name in ("empty", "kept", "again", "theirs"):
-        job_store.ended(name)
+    for name in ("empty", "kept", "again", "external"):
+        job_store.finish(name)
     assert not empty.exists()
-    assert kept.exists(), "it may be started again by hand"
-    job_store.checkpoints("again")  # as it is here
+    assert kept.exists(), "the run may be started again by hand"
+    job_store.make_checkpoint_directory("again")  # the run is started again
     now += KEEP_S + SWEEP_EVERY_S
-    job_store.ended("somebody")
+    job_store.finish("another")
     assert not kept.exists()
     assert again.exists()
-    assert lives.exists()
-    assert theirs.exists(), "what is not in the pool's folder is not ours to remove"
-    assert not list((tmp_path / "job_store").iterdir())
+    assert unfinished.exists()
+    assert external.exists(), "directories outside the pool's folder are never removed"
+    assert not list((tmp_path / "jobs").iterdir())
 
 
-def test_a_directory_that_has_become_a_link_is_not_used(tmp_path: Path) -> None:
-    """Under a root that the job can write to, it could lead the worker anywhere."""
+def test_a_directory_that_was_replaced_by_a_link_is_not_used(tmp_path: Path) -> None:
+    """A job that can write to the root could redirect the worker to any directory."""
     root, elsewhere = tmp_path / "root", tmp_path / "elsewhere"
     root.mkdir()
     elsewhere.mkdir()
     job_store = JobStore(tmp_path / "pool")
-    assert job_store.checkpoints("a", str(root)) == root / "a"
+    assert job_store.make_checkpoint_directory("a", str(root)) == root / "a"
     (root / "a").rmdir()
     (root / "a").symlink_to(elsewhere)
     with pytest.raises(OSError, match="it is a link"):
-        job_store.checkpoints("a", str(root))
+        job_store.make_checkpoint_directory("a", str(root))
 
 
 @pytest.mark.parametrize(
-    "odd",
+    "fields",
     [
         '"time": 1.7e18',
         '"time": 1, "bytes": Infinity',
@@ -87,8 +89,8 @@ def test_a_directory_that_has_become_a_link_is_not_used(tmp_path: Path) -> None:
         '"time": "now"',
     ],
 )
-def test_a_journal_with_odd_numbers_is_not_believed(tmp_path: Path, odd: str) -> None:
+def test_invalid_numbers_in_a_journal_are_ignored(tmp_path: Path, fields: str) -> None:
     contract.note(tmp_path, contract.Entry("saved", 1, 5.0, 7))
     with (tmp_path / contract.JOURNAL).open("a") as journal:
-        journal.write(f'{{"event": "saved", "attempt": 1, {odd}}}\n')
+        journal.write(f'{{"event": "saved", "attempt": 1, {fields}}}\n')
     assert [entry.step for entry in contract.journal(tmp_path)] == [7]

@@ -1,4 +1,4 @@
-"""Workers that are killed, and servers that go away: nothing is stuck, run twice or forgotten."""
+"""Workers are killed and servers are restarted: no run is stuck, runs twice or is lost."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 from conftest import eventually
-from live import NO_DEVICE_TWICE, Pool
+from live import DOUBLE_ALLOCATIONS, Pool
 
 from gpu_flows.bootstrap.local_stack import Stack
 
 pytestmark = pytest.mark.slow
 
 ROUNDS = 3
-DYING = Path(__file__).with_name("dying_worker.py")
+CRASHING_WORKER = Path(__file__).with_name("crashing_worker.py")
 
 
 @pytest.mark.parametrize(
@@ -30,24 +30,24 @@ DYING = Path(__file__).with_name("dying_worker.py")
 def test_a_worker_killed_at_any_point(
     new_stack: Callable[..., Stack], tmp_path: Path, points: tuple[str, ...]
 ) -> None:
-    """Each worker recovers what the one before it left, takes a new job, and dies at its own point.
-    A job notes every launch in a file: one line each means that nothing ran twice."""
+    """Each worker recovers the jobs of the one before it, starts a new job, and is killed at its own point.
+    Each job appends a line to a file when it is launched, so the file shows whether a job ran twice."""
     stack = new_stack("1x4:GTX 1080 Ti:11", worker=False)
     pool = Pool(stack)
     launches = tmp_path / "launches"
-    deaths = points * ROUNDS
+    crashes = points * ROUNDS
     runs = []
-    for point in deaths:
-        worker = _start(stack, point)
+    for point in crashes:
+        worker = start_crashing_worker(stack, point)
         run = pool.submit(f"echo $GPU_FLOWS_ATTEMPT >> {launches}; sleep 1", gpus=1)
         runs.append(run)
-        assert worker.wait(timeout=120) == -9, f"it died at {point}"
+        assert worker.wait(timeout=120) == -9, f"the worker was killed at {point}"
     stack.start_worker()
-    for run, point in zip(runs, deaths, strict=True):
+    for run, point in zip(runs, crashes, strict=True):
         state = pool.until(run, "Completed", "Failed", "Crashed", "Cancelled")["state"]
         assert state["name"] == "Completed", f"killed {point}: {state}"
     launched = launches.read_text().split()
-    assert sorted(line.rpartition(".")[0] for line in launched) == sorted(runs), "each ran exactly once"
+    assert sorted(line.rpartition(".")[0] for line in launched) == sorted(runs), "each job ran exactly once"
     eventually(
         lambda: pool.sql("select count(*) from job_ends where outcome = 'completed'") == [(len(runs),)],
         "every end is recorded",
@@ -55,24 +55,35 @@ def test_a_worker_killed_at_any_point(
     assert pool.sql("select count(*) from attempts") == [(len(runs),)]
     assert pool.sql("select count(*) from attempt_ends") == [(len(runs),)]
     assert not any(pool.holders().values())
-    assert pool.sql(NO_DEVICE_TWICE) == [(0,)], "no device was held twice"
+    assert pool.sql(DOUBLE_ALLOCATIONS) == [(0,)], "no device was allocated twice"
 
 
-def _start(stack: Stack, point: str) -> subprocess.Popen[bytes]:
+def start_crashing_worker(stack: Stack, point: str) -> subprocess.Popen[bytes]:
     log = (stack.home / "worker.log").open("ab")
     return subprocess.Popen(
-        [sys.executable, str(DYING), stack.pool, point], env=stack.environment(), stdout=log, stderr=log
+        [sys.executable, str(CRASHING_WORKER), stack.pool, point],
+        env=stack.environment(),
+        stdout=log,
+        stderr=log,
     )
 
 
-def test_a_process_that_died_with_its_worker_is_noticed(new_stack: Callable[..., Stack]) -> None:
-    stack = new_stack()
-    pool = Pool(stack)
-    run = pool.submit("sleep 600", gpus=4)
+def start(pool: Pool, command: str, gpus: int) -> str:
+    """Submit a job, and wait until its command runs."""
+    run = pool.submit(command, gpus=gpus)
     pool.until(run, "Running")
     eventually(lambda: len(pool.processes(run)) >= 2, "the command runs")
+    return run
+
+
+def test_a_process_that_ended_without_a_worker_is_reported_as_crashed(
+    new_stack: Callable[..., Stack],
+) -> None:
+    stack = new_stack()
+    pool = Pool(stack)
+    run = start(pool, "sleep 600", gpus=4)
     stack.stop_worker()
-    assert pool.processes(run), "a stopped worker leaves its jobs alone"
+    assert pool.processes(run), "jobs continue without a worker"
     assert stack.stop_jobs() == 1
     stack.start_worker()
     state = pool.until(run, "Crashed")["state"]
@@ -83,24 +94,22 @@ def test_a_process_that_died_with_its_worker_is_noticed(new_stack: Callable[...,
 def test_an_adopted_job_can_be_cancelled(new_stack: Callable[..., Stack]) -> None:
     stack = new_stack()
     pool = Pool(stack)
-    run = pool.submit("sleep 600", gpus=4)
-    pool.until(run, "Running")
-    eventually(lambda: len(pool.processes(run)) >= 2, "the command runs")
+    run = start(pool, "sleep 600", gpus=4)
     stack.stop_worker()
     stack.start_worker()
     assert pool.holders()["SIM-node-1-0"], "its devices are still held"
     pool.cancel(run)
     pool.until(run, "Cancelled")
     assert "Crashed" not in pool.states(run)
-    eventually(lambda: not pool.processes(run), "its processes are gone")
+    eventually(lambda: not pool.processes(run), "its processes have ended")
 
 
 def test_a_second_worker_stands_by_and_takes_over(new_stack: Callable[..., Stack]) -> None:
     stack = new_stack()
     pool = Pool(stack)
-    beside = Stack(stack.home, pool=stack.pool, api_url=stack.api_url)
-    with beside:
-        beside.start_worker()
+    second = Stack(stack.home, pool=stack.pool, api_url=stack.api_url)
+    with second:
+        second.start_worker()
         assert b"standing by" in (stack.home / "worker.log").read_bytes()
         pool.until(pool.submit("true", gpus=4), "Completed")
         stack.stop_worker()
@@ -109,7 +118,7 @@ def test_a_second_worker_stands_by_and_takes_over(new_stack: Callable[..., Stack
 
 @pytest.fixture
 def own_server(tmp_path: Path) -> Iterator[Stack]:
-    """A server that may be stopped without anybody else noticing."""
+    """A server of its own, which a test may stop."""
     with Stack(tmp_path / "own") as stack:
         stack.start_server()
         stack.set_up("1x4:GTX 1080 Ti:11", blocks=stack.pool)
@@ -119,16 +128,16 @@ def own_server(tmp_path: Path) -> Iterator[Stack]:
 
 def test_a_server_restart_with_jobs_running(own_server: Stack) -> None:
     pool = Pool(own_server)
-    running = pool.submit("sleep 40; echo survived", gpus=2)
-    pool.until(running, "Running")
-    eventually(lambda: len(pool.processes(running)) >= 2, "the command runs")
+    running = start(pool, "sleep 40; echo survived", gpus=2)
     before = min(pool.processes(running))
     ends_meanwhile = pool.submit("sleep 2", gpus=2)
     eventually(lambda: len(pool.processes(ends_meanwhile)) >= 2, "the second command runs")
     own_server.stop_server()
-    eventually(lambda: len(pool.processes(ends_meanwhile)) < 2, "its command ends while nobody answers")
+    eventually(
+        lambda: len(pool.processes(ends_meanwhile)) < 2, "its command ends while the server is stopped"
+    )
     own_server.start_server()
-    assert before in pool.processes(running), "the job did not notice"
+    assert before in pool.processes(running), "the job was not restarted"
     pool.until(running, "Completed")
     pool.until(ends_meanwhile, "Completed")
     assert set(pool.states(running)) <= {"Scheduled", "AwaitingGPU", "Pending", "Running", "Completed"}

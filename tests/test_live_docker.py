@@ -13,7 +13,7 @@ import pytest
 from conftest import eventually
 from docker_hosts.daemon import Daemon
 from docker_hosts.lossy_proxy import LossyProxy
-from live import NO_DEVICE_TWICE, Pool
+from live import DOUBLE_ALLOCATIONS, Pool
 
 from gpu_flows.bootstrap.local_stack import Stack
 
@@ -103,7 +103,7 @@ def test_three_hosts_under_two_policies(new_stack: Callable[..., Stack], three_e
         second.append(bare(pool, "true", gpus=1 + number % 4))
         assert pool.until(second[-1], *ENDS)["state"]["name"] == "Completed"
     eventually(lambda: pool.sql("select count(*) from attempt_ends") == [(20,)], "all ends are recorded")
-    assert pool.sql(NO_DEVICE_TWICE) == [(0,)]
+    assert pool.sql(DOUBLE_ALLOCATIONS) == [(0,)]
     rows = pool.sql("select nodes from attempts where policy = 'round_robin' order by started")
     nodes = [json.loads(row)[0] for (row,) in rows]
     assert len(nodes) == 10
@@ -140,7 +140,7 @@ def test_a_killed_worker_finds_its_containers_again(
     assert {run: id for run, id in containers(*three_engines).items() if run in runs} == before
     eventually(lambda: pool.sql("select count(*) from attempt_ends") == [(6,)], "all ends are recorded")
     assert pool.sql("select count(*) from attempts") == [(6,)]
-    assert pool.sql(NO_DEVICE_TWICE) == [(0,)]
+    assert pool.sql(DOUBLE_ALLOCATIONS) == [(0,)]
 
 
 def test_an_engine_that_dies_and_comes_back(

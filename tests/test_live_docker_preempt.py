@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 from conftest import eventually
 from docker_hosts.daemon import Daemon
-from live import NO_DEVICE_TWICE, Pool
+from live import DOUBLE_ALLOCATIONS, Pool
 
 from gpu_flows.bootstrap.local_stack import Stack
 
@@ -50,4 +50,4 @@ def test_a_container_moves_to_another_host(
     eventually(lambda: pool.sql("select count(*) from attempt_ends") == [(3,)], "all ends are recorded")
     nodes = pool.sql(f"select nodes from attempts where job_id = '{victim}' order by attempt")
     assert len({node for (node,) in nodes}) == 2, "it changed hosts"
-    assert pool.sql(NO_DEVICE_TWICE) == [(0,)]
+    assert pool.sql(DOUBLE_ALLOCATIONS) == [(0,)]

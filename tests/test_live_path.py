@@ -1,4 +1,4 @@
-"""The way of a job on a real server with a real worker: from a run's creation to a SQL answer."""
+"""A job on a real server with a real worker, from the creation of its run to the result of a SQL query."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from gpu_flows.bootstrap.local_stack import Stack
 pytestmark = pytest.mark.slow
 
 
-def test_a_job_gets_its_devices_runs_and_leaves_its_facts(new_stack: Callable[..., Stack]) -> None:
+def test_a_job_gets_its_devices_runs_and_is_recorded(new_stack: Callable[..., Stack]) -> None:
     pool = Pool(new_stack("2x2:GTX 1080 Ti:11"))
     run = pool.submit("echo mine: $CUDA_VISIBLE_DEVICES", gpus=2, gpu_memory_gb=4, priority=3)
     assert pool.until(run, "Completed", "Failed", "Crashed")["state"]["name"] == "Completed"
-    assert "AwaitingGPU" not in pool.states(run), "devices were free, it never waited"
+    assert "AwaitingGPU" not in pool.states(run), "devices were free, so it did not wait"
     eventually(lambda: "mine: SIM-node-1-0,SIM-node-1-1" in pool.logs(run), "its output is in its logs")
 
     row = eventually(
@@ -36,7 +36,7 @@ def test_a_job_gets_its_devices_runs_and_leaves_its_facts(new_stack: Callable[..
     assert pool.sql("select policy, jobs from policy_summary") == [("fifo", 1)]
 
 
-def test_waiting_runs_say_why_and_start_in_order_as_devices_come_free(
+def test_waiting_runs_show_their_reason_and_start_in_order(
     new_stack: Callable[..., Stack],
 ) -> None:
     pool = Pool(new_stack("1x4:GTX 1080 Ti:11"))
@@ -44,7 +44,7 @@ def test_waiting_runs_say_why_and_start_in_order_as_devices_come_free(
     pool.until(first, "Running")
     second, third = pool.submit("true", gpus=4), pool.submit("true", gpus=1)
     waiting = pool.until(second, "AwaitingGPU")
-    assert waiting["state"]["type"] == "SCHEDULED", "a worker that dies leaves nothing stuck"
+    assert waiting["state"]["type"] == "SCHEDULED", "a worker that is killed leaves no run claimed"
     assert "1st in the queue, needs 4 GPUs on one node; 1 such is free" in waiting["state"]["message"]
     behind = pool.until(third, "AwaitingGPU")["state"]["message"]
     assert "2nd in the queue" in behind
@@ -60,7 +60,7 @@ def test_waiting_runs_say_why_and_start_in_order_as_devices_come_free(
     assert [row[0] for row in started] == [first, second, third]
 
 
-def test_the_policy_is_swapped_while_jobs_run_and_a_bad_edit_changes_nothing(
+def test_the_policy_is_swapped_while_jobs_run_and_an_invalid_edit_changes_nothing(
     new_stack: Callable[..., Stack],
 ) -> None:
     pool = Pool(new_stack("3x1:GTX 1080 Ti:11"))
@@ -68,17 +68,17 @@ def test_the_policy_is_swapped_while_jobs_run_and_a_bad_edit_changes_nothing(
     pool.until(running, "Running")
     process = min(pool.processes(running))
     pool.save_policy("round_robin", wait_for_turn=True)
-    eventually(lambda: pool.status().policy["name"] == "round_robin", "the swap")
+    eventually(lambda: pool.status().policy["name"] == "round_robin", "the policy is swapped")
     assert pool.status().policy["options"] == {"wait_for_turn": True}
 
-    for name, options, complaint in (
+    for name, options, error in (
         ("lifo", {}, "no policy 'lifo'"),
         ("fifo", {"utilization_threshold": 900}, "utilization_threshold"),
         ("os:system", {}, "no policy 'os:system'"),
     ):
         pool.save_policy(name, **options)
-        eventually(lambda said=complaint: said in pool.status().policy["error"], f"{complaint} is shown")
-        assert pool.status().policy["name"] == "round_robin", "the old one stays"
+        eventually(lambda error=error: error in pool.status().policy["error"], f"{error} is shown")
+        assert pool.status().policy["name"] == "round_robin", "the old policy stays"
 
     others = [pool.submit("true"), pool.submit("true")]
     assert process in pool.processes(running), "the running job was not restarted"
@@ -101,9 +101,7 @@ def test_the_policy_is_swapped_while_jobs_run_and_a_bad_edit_changes_nothing(
 @pytest.mark.parametrize(
     "wrong", [{"gpus": 0}, {"gpus": -1}, {"gpus": 10**6}, {"gpu_memory_gb": "lots"}, {"gpus": "two"}]
 )
-def test_the_server_refuses_wrong_input_at_once(
-    new_stack: Callable[..., Stack], wrong: dict[str, Any]
-) -> None:
+def test_the_server_refuses_invalid_input(new_stack: Callable[..., Stack], wrong: dict[str, Any]) -> None:
     pool = Pool(new_stack(worker=False))
     with pytest.raises(httpx.HTTPStatusError) as refusal:
         pool.submit("true", **wrong)
@@ -111,7 +109,7 @@ def test_the_server_refuses_wrong_input_at_once(
     assert next(iter(wrong)) in refusal.value.response.text
 
 
-def test_what_could_never_run_is_refused_with_a_reason_and_the_rest_goes_on(
+def test_impossible_runs_are_refused_with_a_reason_and_others_run(
     new_stack: Callable[..., Stack],
 ) -> None:
     pool = Pool(new_stack("2x2:GTX 1080 Ti:11"))
@@ -133,19 +131,10 @@ def test_what_could_never_run_is_refused_with_a_reason_and_the_rest_goes_on(
 
 
 def test_a_command_instead_of_the_flow(new_stack: Callable[..., Stack]) -> None:
-    """The job variable `command`, as other Prefect workers have it: the worker reports for it."""
+    """The job variable `command` replaces the flow, as in other Prefect workers. The worker reports its
+    state."""
     pool = Pool(new_stack())
-    done = pool.post(
-        f"/deployments/{pool.deployment}/create_flow_run",
-        {"parameters": {"command": "unused"}, "job_variables": {"command": "sh -c 'exit 3'"}},
-    )["id"]
-    fine, odd = (
-        pool.post(
-            f"/deployments/{pool.deployment}/create_flow_run",
-            {"parameters": {"command": "unused"}, "job_variables": {"command": line}},
-        )["id"]
-        for line in ("sleep 0.1", 'echo "it')
-    )
-    assert "No closing quotation" in pool.until(odd, "Crashed")["state"]["message"]
-    assert "exit code 3" in pool.until(done, "Failed")["state"]["message"]
-    pool.until(fine, "Completed")
+    failing, completing, invalid = map(pool.command, ("sh -c 'exit 3'", "sleep 0.1", 'echo "it'))
+    assert "No closing quotation" in pool.until(invalid, "Crashed")["state"]["message"]
+    assert "exit code 3" in pool.until(failing, "Failed")["state"]["message"]
+    pool.until(completing, "Completed")

@@ -1,4 +1,4 @@
-"""The line as Prefect's users know it: long queues, limits, pauses, work-queue priorities, due times."""
+"""The queue of a pool: many runs, limits, pauses, work-queue priorities and due times."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from gpu_flows.schedulers.model import Reason
 pytestmark = pytest.mark.slow
 
 
-def test_more_runs_than_any_page_are_all_seen(server: Stack, new_stack: Callable[..., Stack]) -> None:
+def test_runs_on_many_pages_are_all_found(server: Stack, new_stack: Callable[..., Stack]) -> None:
     stack = new_stack("1x1:GTX 1080 Ti:11", worker=False)
     pool = Pool(stack)
     blocker = pool.submit("sleep 600", grace_seconds=0)
@@ -38,30 +38,27 @@ def test_more_runs_than_any_page_are_all_seen(server: Stack, new_stack: Callable
     pool.cancel(blocker)
 
 
-def test_short_jobs_in_a_long_line_run_once_each(
+def test_short_jobs_in_a_long_queue_run_once_each(
     server: Stack, new_stack: Callable[..., Stack], tmp_path: Path
 ) -> None:
-    """A look at a long line takes a while, in which short jobs start and end: what the look then
-    tells of them is history, and must not put them in line again."""
+    """Reading a long queue takes a while. Short jobs that start and end in the meantime must not be queued
+    again."""
     stack = new_stack("1x4:GTX 1080 Ti:11", worker=False)
     pool = Pool(stack)
     launches = tmp_path / "launches"
-    body = {
-        "parameters": {"command": "unused"},
-        "job_variables": {"command": f"sh -c 'echo $GPU_FLOWS_ATTEMPT >> {launches}'"},
-    }
-    _multiply(server, pool.post(f"/deployments/{pool.deployment}/create_flow_run", body)["id"], 249)
+    _multiply(server, pool.command(f"sh -c 'echo $GPU_FLOWS_ATTEMPT >> {launches}'"), 249)
     stack.start_worker(PREFECT_WORKER_QUERY_SECONDS="0.2")
     done = "select count(*) from job_ends where outcome = 'completed'"
-    eventually(lambda: pool.sql(done)[0][0] >= 60, "sixty of them have run", 120)
+    eventually(lambda: pool.sql(done)[0][0] >= 60, "sixty jobs have run", 120)
     stack.stop_worker()
     launched = launches.read_text().split()
     assert len(launched) == len(set(launched))
-    assert not [name for name in launched if not name.endswith(".1")], "none ran a second time"
+    assert not [name for name in launched if not name.endswith(".1")], "no job ran twice"
 
 
 def _multiply(server: Stack, run: str, times: int) -> None:
-    """Copy a waiting run inside the server's own database. Through its API, SQLite would take minutes."""
+    """Copy a waiting run inside the server's database. Through the API this would take minutes with
+    SQLite."""
     with closing(sqlite3.connect(server.home / "prefect" / "prefect.db", timeout=60)) as database, database:
         database.row_factory = sqlite3.Row
         original = dict(database.execute("select * from flow_run where id = ?", [run]).fetchone())
@@ -108,7 +105,7 @@ def test_pauses_limits_and_queue_priorities(new_stack: Callable[..., Stack]) -> 
     )
     assert rows[0][0] == urgent, "the queue of higher priority is served first"
     assert all(later[1] >= earlier[2] for earlier, later in pairwise(rows)), (
-        "one at a time, as the pool's limit says"
+        "the pool's limit allows one run at a time"
     )
 
 
@@ -121,11 +118,11 @@ def test_a_run_that_is_due_later_starts_then(new_stack: Callable[..., Stack]) ->
     done = pool.until(run, "Completed")
     assert datetime.fromisoformat(done["start_time"]) >= due
     turnaround = eventually(lambda: pool.sql("select submitted from jobs"), "it is recorded")
-    assert abs((turnaround[0][0] - due).total_seconds()) < 0.01, "it counts from when it was due"
+    assert abs((turnaround[0][0] - due).total_seconds()) < 0.01, "the time of submission is the due time"
 
 
 class StaleView(PrefectClient):
-    """A client whose look at a run is a moment old: what really happened comes in between."""
+    """A client that reads an outdated state of a run, as if the run had been changed after the read."""
 
     async def read_flow_run(self, flow_run_id: UUID) -> FlowRun:
         run = await super().read_flow_run(flow_run_id)
@@ -134,13 +131,15 @@ class StaleView(PrefectClient):
 
 
 @pytest.mark.parametrize("write", ["note", "claim"])
-def test_neither_note_nor_claim_undoes_a_cancellation(new_stack: Callable[..., Stack], write: str) -> None:
+def test_neither_a_waiting_note_nor_a_claim_undoes_a_cancellation(
+    new_stack: Callable[..., Stack], write: str
+) -> None:
     stack = new_stack(worker=False)
     pool = Pool(stack)
     run = pool.submit("true")
     pool.post(f"/flow_runs/{run}/set_state", {"state": {"type": "CANCELLED", "message": "by Ada"}})
 
-    async def late() -> Any:
+    async def write_late() -> Any:
         async with StaleView(stack.api_url) as client:
             states = RunStates(client, stack.pool)
             if write == "note":
@@ -148,12 +147,12 @@ def test_neither_note_nor_claim_undoes_a_cancellation(new_stack: Callable[..., S
             claim = await states.claim(UUID(run))
             return claim and not await states.restore_overwritten(UUID(run), claim)
 
-    assert not asyncio.run(late())
+    assert not asyncio.run(write_late())
     assert pool.state(run) == "Cancelled"
     assert pool.run(run)["state"]["message"] == "by Ada"
 
 
-def test_a_note_never_follows_a_claim(new_stack: Callable[..., Stack]) -> None:
+def test_a_waiting_note_is_never_written_after_a_claim(new_stack: Callable[..., Stack]) -> None:
     stack = new_stack(worker=False)
     pool = Pool(stack)
     run = pool.submit("true")
@@ -165,7 +164,7 @@ def test_a_note_never_follows_a_claim(new_stack: Callable[..., Stack]) -> None:
             note = asyncio.ensure_future(
                 states.show_reason(UUID(run), Reason("capacity", "busy"), lambda _: waits["still"])
             )
-            waits["still"] = False  # the engine starts the job: from here on no note may be begun
+            waits["still"] = False  # the engine starts the job; no note may be written after this
             assert await states.claim(UUID(run))
             await note
 

@@ -1,4 +1,4 @@
-"""The pool and its blocks, made where they are missing and left alone where they are not."""
+"""Creates a pool and its blocks. Those that exist already are not changed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gpu_flows.worker.gpu_worker import GpuWorker
 
 
 async def ensure_pool(client: PrefectClient, pool: str, blocks: str = "default") -> bool:
-    """A pool that is configured by the blocks of that name. Whether it had to be made."""
+    """Create a pool that is configured by the blocks of that name. Returns whether it was created."""
     template = GpuWorker.get_default_base_job_template()
     for kind in ("scheduler", "cluster", "warehouse"):
         template["variables"]["properties"][kind]["default"] = blocks
@@ -31,7 +31,7 @@ async def ensure_pool(client: PrefectClient, pool: str, blocks: str = "default")
 async def ensure_blocks(
     client: PrefectClient, cluster: GpuCluster | None = None, name: str = "default"
 ) -> None:
-    """The three blocks of that name. A cluster that is given replaces the one there is."""
+    """Create the three blocks of that name. A given cluster replaces an existing cluster block."""
     for block in (GpuScheduler(), cluster or GpuCluster(), Warehouse()):
         await type(block).register_type_and_schema(client=client)
         if block is cluster or not await _exists(client, block, name):
@@ -56,13 +56,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("pool")
     parser.add_argument("--cluster", default="", help="NODESxGPUS[:MODEL[:MEM_GB]], joined by +")
-    parser.add_argument("--docker", action="store_true", help="containers on this machine's engine")
+    parser.add_argument(
+        "--docker", action="store_true", help="run jobs in containers on this machine's Docker engine"
+    )
     parser.add_argument("--docker-host", action="append", default=[], help="NAME=ADDRESS[,SETTING=VALUE ...]")
     parser.add_argument("--blocks", default="default", help="name of the three blocks")
-    given = parser.parse_args()
-    said = given.cluster or given.docker or given.docker_host
-    cluster = GpuCluster.of(given.cluster, given.docker, given.docker_host) if said else None
-    asyncio.run(set_up(given.pool, cluster, given.blocks))
+    options = parser.parse_args()
+    cluster = None
+    if options.cluster or options.docker or options.docker_host:
+        cluster = GpuCluster.of(options.cluster, options.docker, options.docker_host)
+    asyncio.run(set_up(options.pool, cluster, options.blocks))
 
 
 if __name__ == "__main__":

@@ -29,8 +29,8 @@ class Finding:
 _PROBE = """
 import json
 from gpu_flows.prefect_api.job_variables import GpuJobVariables
-from gpu_flows.prefect_private import missing
-print(json.dumps({"missing": missing(), "fields": list(GpuJobVariables.model_fields)}))
+from gpu_flows.prefect_private import find_missing_names
+print(json.dumps({"missing": find_missing_names(), "fields": list(GpuJobVariables.model_fields)}))
 """
 
 

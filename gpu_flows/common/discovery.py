@@ -1,4 +1,4 @@
-"""Finding the classes that the files of a package define, so that a new file needs no registration."""
+"""Finds the classes that the modules of a package define, so that a new module needs no registration."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ C = TypeVar("C")
 
 
 def classes_in(package: str, base: Callable[..., C]) -> Iterator[type[C]]:
-    """Every class that can be instantiated, is a `base` and is defined in a module of the package.
-    (`base` is typed as a callable because type checkers refuse an abstract class as a `type`.)"""
+    """Yield every subclass of `base` that is defined in a module of the package and is not abstract.
+    `base` is typed as a callable because type checkers reject an abstract class as a `type`."""
     for module in pkgutil.iter_modules(importlib.import_module(package).__path__):
         loaded = importlib.import_module(f"{package}.{module.name}")
         for value in vars(loaded).values():
             if not isinstance(value, type) or value.__module__ != loaded.__name__:
-                continue  # not a class, or one that the module only imports
+                continue  # not a class, or a class that the module only imports
             if issubclass(value, cast(type, base)) and not isabstract(value):
                 yield cast(type[C], value)
 

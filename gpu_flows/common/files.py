@@ -1,4 +1,4 @@
-"""Writing a file so that a reader sees either the old content or the new one, never a part."""
+"""Writes a file so that a reader sees either the old content or the new content, never a part of it."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 def write_atomically(path: Path, content: str | bytes, *, durable: bool = False, mode: int = 0o644) -> None:
     """Replace the file's content in one step. `durable` also forces it to disk before returning.
 
-    The content goes to a temporary file beside the target. That file is created anew, so that a
-    symbolic link which somebody left under its name is never followed.
+    The content is written to a temporary file next to the target. An existing file or symbolic link under the
+    temporary name is removed first and never followed.
     """
     scratch = path.with_name(f"{path.name}.new")
     scratch.unlink(missing_ok=True)

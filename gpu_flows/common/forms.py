@@ -15,10 +15,10 @@ from pydantic import ConfigDict
 
 
 def label(name: str, _: Any = None) -> str:
-    """The label of a field that states no title: `may_span_nodes` becomes `May span nodes`."""
-    words = name.replace("_", " ").replace("gpus", "GPUs").replace("gpu", "GPU")
-    return words[:1].upper() + words[1:]
+    """Return the label of a field that has no title: `may_span_nodes` becomes `May span nodes`."""
+    text = name.replace("_", " ").replace("gpus", "GPUs").replace("gpu", "GPU")
+    return text[:1].upper() + text[1:]
 
 
 FORM = ConfigDict(use_attribute_docstrings=True, field_title_generator=label)
-"""The configuration of such a model; combine it with others as `ConfigDict(**FORM, extra="forbid")`."""
+"""The configuration of such a model. Combine it with others as `ConfigDict(**FORM, ...)`."""

@@ -1,4 +1,4 @@
-"""Retrying with back-off, and waiting for a condition: one implementation for all packages."""
+"""Retries a call with back-off, and waits for a condition."""
 
 from __future__ import annotations
 
@@ -14,9 +14,13 @@ IsTemporary = Callable[[Exception], bool]
 OnRetry = Callable[[Exception], None]
 
 
+def _ignore(error: Exception) -> None:
+    pass
+
+
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """How long to pause between attempts. `attempts` counts the calls; 0 means no limit."""
+    """The pauses between attempts. `attempts` limits the number of calls; 0 means no limit."""
 
     first_s: float = 1.0
     factor: float = 1.0
@@ -24,7 +28,7 @@ class Backoff:
     attempts: int = 0
 
     def pauses(self) -> Iterator[float]:
-        """The pause after each failed attempt but the last."""
+        """Yield the pause after each failed attempt except the last."""
         endless = self._endless()
         return islice(endless, self.attempts - 1) if self.attempts else endless
 
@@ -36,46 +40,49 @@ class Backoff:
 
 
 async def retry(
-    call: Callable[[], Awaitable[T]],
-    backoff: Backoff,
-    is_temporary: IsTemporary,
-    on_retry: OnRetry = lambda error: None,
+    call: Callable[[], Awaitable[T]], backoff: Backoff, is_temporary: IsTemporary, on_retry: OnRetry = _ignore
 ) -> T:
-    """Call until it succeeds. An error that is not temporary, or the last one, is raised."""
+    """Call until the call succeeds. Raises an error that is not temporary, and the error of the last
+    attempt."""
     for pause in backoff.pauses():
-        try:
+        with _Suppress(is_temporary, on_retry):
             return await call()
-        except Exception as error:
-            if not is_temporary(error):
-                raise
-            on_retry(error)
         await asyncio.sleep(pause)
     return await call()
 
 
 def retry_blocking(
-    call: Callable[[], T],
-    backoff: Backoff,
-    is_temporary: IsTemporary,
-    on_retry: OnRetry = lambda error: None,
+    call: Callable[[], T], backoff: Backoff, is_temporary: IsTemporary, on_retry: OnRetry = _ignore
 ) -> T:
-    """The same for a call that blocks its thread."""
+    """Do the same for a call that blocks its thread."""
     for pause in backoff.pauses():
-        try:
+        with _Suppress(is_temporary, on_retry):
             return call()
-        except Exception as error:
-            if not is_temporary(error):
-                raise
-            on_retry(error)
         time.sleep(pause)
     return call()
 
 
-def wait_until(condition: Callable[[], bool], timeout_s: float, every_s: float = 0.1) -> bool:
-    """Block until the condition holds. False if it did not within the time."""
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        if time.monotonic() >= deadline:
+@dataclass(frozen=True, slots=True)
+class _Suppress:
+    """Suppresses temporary errors and passes them to `on_retry`."""
+
+    is_temporary: IsTemporary
+    on_retry: OnRetry
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> bool:
+        if not isinstance(error, Exception) or not self.is_temporary(error):
             return False
+        self.on_retry(error)
+        return True
+
+
+def wait_until(condition: Callable[[], T], timeout_s: float, every_s: float = 0.1) -> T:
+    """Block until the condition returns a true value, and return that value. If the time runs out, return the
+    last, false value."""
+    deadline = time.monotonic() + timeout_s
+    while not (value := condition()) and time.monotonic() < deadline:
         time.sleep(every_s)
-    return True
+    return value

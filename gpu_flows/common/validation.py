@@ -1,4 +1,4 @@
-"""Pydantic's validation errors in one readable line."""
+"""Formats pydantic's validation errors as one readable line."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from pydantic import ValidationError
 
 
 def explain(error: ValidationError, whole: str = "", depth: int | None = None) -> str:
-    """Every error as `field: message`, joined by semicolons. `whole` names the model where an error is
-    about all of it; `depth` cuts the path to a nested field."""
+    """Return every error as `field: message`, joined by semicolons. `whole` is used in place of the field
+    when an error concerns the whole model; `depth` cuts the path to a nested field."""
     return "; ".join(
-        ": ".join(filter(None, [".".join(map(str, each["loc"][:depth])) or whole, each["msg"]]))
-        for each in error.errors()
+        ": ".join(filter(None, [".".join(map(str, item["loc"][:depth])) or whole, item["msg"]]))
+        for item in error.errors()
     )

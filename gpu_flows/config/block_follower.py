@@ -1,6 +1,6 @@
-"""What a pool's blocks say, followed while jobs run: the policy that decides, the devices there are.
+"""Applies the pool's blocks while jobs run: the policy, the protection of jobs, and the devices.
 
-A block that names nonsense changes nothing: what was there before stays, and the reason is shown.
+An invalid block changes nothing. The present configuration stays, and the reason is shown.
 """
 
 from __future__ import annotations
@@ -46,36 +46,37 @@ class BlockFollower:
         self._containers, self._on_cluster = containers, on_cluster
         self._engine = dispatcher.engine
         self._telemetry = Telemetry(pool, dispatcher.engine, dispatcher.runtime, record)
-        self._choice: PolicyChoice | None = None  # the last that the scheduler block was seen to name
-        self._in_force: PolicyChoice | None = None  # the last that made sense
+        self._last_choice: PolicyChoice | None = None  # the last content of the scheduler block, valid or not
+        self._active_choice: PolicyChoice | None = None  # the last valid content
         self._cluster: GpuCluster | None = None
         self._retry_devices_at = 0.0
         self._source: DeviceSource | None = None
         self._sampler: Sampler | None = None
-        self._one_at_a_time = asyncio.Lock()
+        self._applying = asyncio.Lock()
         self.sample_s = 1.0
-        self.refused_edit = ""  # why the scheduler block is not followed
-        self.trouble = ""  # why the cluster block is not followed
+        self.policy_error = ""  # why the scheduler block is not applied
+        self.cluster_error = ""  # why the cluster block is not applied
 
     @property
-    def options(self) -> dict[str, Any]:
-        """Of the policy in force."""
-        return dict(self._in_force.options) if self._in_force else {}
+    def policy_options(self) -> dict[str, Any]:
+        """The options of the active policy."""
+        return dict(self._active_choice.options) if self._active_choice else {}
 
     @property
-    def missing(self) -> str:
-        """Why some of the devices are not known."""
+    def missing_devices(self) -> str:
+        """Why some devices of the cluster are unknown; empty if all are known."""
         return self._source.trouble if self._source else ""
 
     @property
     def readings(self) -> dict[str, Reading]:
+        """The latest reading of each device."""
         return self._telemetry.latest
 
-    async def follow(self, names: BlockNames) -> None:
-        """Do as the blocks say, if they say something new."""
-        async with self._one_at_a_time:
-            await self._follow_cluster(names.cluster)
-            await self._follow_policy(names.scheduler)
+    async def apply(self, names: BlockNames) -> None:
+        """Read the blocks, and apply those that have changed."""
+        async with self._applying:
+            await self._apply_cluster(names.cluster)
+            await self._apply_policy(names.scheduler)
 
     async def close(self) -> None:
         if self._sampler:
@@ -85,42 +86,44 @@ class BlockFollower:
 
     # -- the policy ---------------------------------------------------------------------------
 
-    async def _follow_policy(self, block: str) -> None:
-        """Saving the block once more gives a policy that was put aside another chance."""
+    async def _apply_policy(self, block: str) -> None:
+        """Swap the policy if the block names another one. Saving an unchanged block again retries a policy
+        that had failed."""
         choice = await read_policy(self._client, block)
-        self._follow_protection(choice.protection)
-        another_chance = choice != self._choice and bool(self._engine.policy_error)
-        if choice.says_the_same_as(self._choice) and not another_chance:
+        self._apply_protection(choice.protection)
+        retry_failed = choice != self._last_choice and bool(self._engine.policy_error)
+        if choice.is_same_policy(self._last_choice) and not retry_failed:
             return
-        before = self._in_force.name if self._in_force else ""
-        self._choice = choice
+        before = self._active_choice.name if self._active_choice else ""
+        self._last_choice = choice
         try:
             policy = choice.make()
         except PolicyError as error:
-            self.refused_edit = str(error)
-            self._dispatcher.note_swap(before, choice.name, choice.options, str(error))
+            self.policy_error = str(error)
+            self._dispatcher.record_swap(before, choice.name, choice.options, str(error))
             self._log.error("Keeping policy %r: %s", self._engine.policy.name, error)
         else:
-            self.refused_edit, self._in_force = "", choice
+            self.policy_error, self._active_choice = "", choice
             self._dispatcher.swap(policy, choice.options, before)
-            self._log.info("Policy is %r now, with %s.", policy.name, choice.options or "its defaults")
+            self._log.info("The policy is now %r with %s.", policy.name, choice.options or "its defaults")
         emit_event(
-            "gpu-flows.policy.refused" if self.refused_edit else "gpu-flows.policy.swapped",
+            "gpu-flows.policy.refused" if self.policy_error else "gpu-flows.policy.swapped",
             resource={"prefect.resource.id": f"gpu-flows.pool.{self._pool}"},
-            payload={"from": before, "to": choice.name, "error": self.refused_edit},
+            payload={"from": before, "to": choice.name, "error": self.policy_error},
         )
 
-    def _follow_protection(self, protection: Protection | None) -> None:
-        """What makes no sense changes nothing. The server checks the form, so nobody gets here by it."""
+    def _apply_protection(self, protection: Protection | None) -> None:
+        """Change how jobs are protected. An invalid value is ignored; the UI does not accept one."""
         if protection is not None and protection != self._engine.protection:
             self._engine.set_protection(protection)
-            self._log.info("Jobs are protected from preemption now by %s.", protection)
+            self._log.info("Jobs are now protected from preemption by %s.", protection)
             self._dispatcher.wake()
 
     # -- the devices --------------------------------------------------------------------------
 
-    async def _follow_cluster(self, block: str) -> None:
-        """A driver that does not answer is asked again only now and then, lest stuck probes pile up."""
+    async def _apply_cluster(self, block: str) -> None:
+        """Open the devices of the cluster block if it has changed. After a failure, the next try waits a
+        while, so that probes of a driver that hangs do not pile up."""
         try:
             cluster = await read_cluster(self._client, block)
             if cluster == self._cluster and time.monotonic() < self._retry_devices_at:
@@ -138,30 +141,31 @@ class BlockFollower:
             )
         except (BadBlock, DeviceError, ValueError) as error:
             self._retry_devices_at = time.monotonic() + RETRY_DEVICES_S
-            if self.trouble != f"The devices stay as they are: {error}":
-                self.trouble = f"The devices stay as they are: {error}"
-                self._log.error("%s", self.trouble)
+            message = f"The devices stay as they are: {error}"
+            if self.cluster_error != message:
+                self.cluster_error = message
+                self._log.error("%s", message)
             return
         await self.close()
-        self._source, self.trouble = source, ""
-        self._adopt(nodes)
+        self._source, self.cluster_error = source, ""
+        self._use_nodes(nodes)
         loop = asyncio.get_running_loop()
-        self._sampler = Sampler(source, self.sample_s, lambda at, got: self._in_loop(loop, at, got))
+        self._sampler = Sampler(source, self.sample_s, lambda at, readings: self._pass_on(loop, at, readings))
         self._dispatcher.wake()
 
-    def _in_loop(self, loop: asyncio.AbstractEventLoop, at: float, readings: list[Reading]) -> None:
-        """Called in the sampler's thread."""
+    def _pass_on(self, loop: asyncio.AbstractEventLoop, at: float, readings: list[Reading]) -> None:
+        """Pass readings from the sampler's thread to the event loop."""
         with contextlib.suppress(RuntimeError):  # the loop is closing
-            loop.call_soon_threadsafe(self._take, at, readings)
+            loop.call_soon_threadsafe(self._use_readings, at, readings)
 
-    def _adopt(self, nodes: list[Node]) -> None:
+    def _use_nodes(self, nodes: list[Node]) -> None:
         self._telemetry.adopt(nodes, time.time())
         for node in nodes:
             trouble = self._containers.trouble_of(node.name)
             self._engine.set_node(node.name, not trouble, trouble)
 
-    def _take(self, at: float, readings: list[Reading]) -> None:
+    def _use_readings(self, at: float, readings: list[Reading]) -> None:
         if self._source and (nodes := self._source.news()):
-            self._adopt(nodes)
+            self._use_nodes(nodes)
         self._telemetry.take(at, readings)
         self._dispatcher.wake()

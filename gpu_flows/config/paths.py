@@ -1,4 +1,4 @@
-"""Where gpu-flows keeps its things on this machine: `~/.gpu-flows`, unless GPU_FLOWS_HOME says so."""
+"""Where gpu-flows keeps its files on this machine: `~/.gpu-flows`, or the value of GPU_FLOWS_HOME."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import re
 from pathlib import Path
 
-END_WITH_WORKER = "GPU_FLOWS_END_JOBS_WITH_WORKER"  # set for a worker whose server goes away with it
+END_WITH_WORKER = "GPU_FLOWS_END_JOBS_WITH_WORKER"  # set for a worker whose server stops with it
 
 
 def home() -> Path:
@@ -14,7 +14,7 @@ def home() -> Path:
 
 
 def pool_folder(pool: str) -> Path:
-    """A pool's own folder: its attempts, their output, the spool of facts."""
+    """Return the pool's folder, which holds its attempts, their output, its checkpoints and its status."""
     return home() / "pools" / (re.sub(r"[^A-Za-z0-9._-]", "-", pool).strip(".") or "pool")
 
 

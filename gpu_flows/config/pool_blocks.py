@@ -1,8 +1,8 @@
-"""The three blocks that configure a pool, read without ceremony and followed while jobs run.
+"""Reads the three blocks that configure a pool.
 
-Loading a block through its class emits an event each time, so the documents are read directly.
-A document that makes no sense is told from one that is missing: the first keeps what was there
-before and says why, the second means the defaults.
+Loading a block through its class emits an event each time, so the block documents are read directly. A
+missing document stands for the defaults. An invalid document is an error, so that the pool can keep its
+present configuration and show the reason.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ B = TypeVar("B", bound=Block)
 
 
 class BadBlock(ValueError):
-    """A block holds something unusable; the message says what."""
+    """A block is invalid; the message states why."""
 
 
 @dataclass(frozen=True, slots=True)
 class BlockNames:
-    """Which blocks a pool uses: the defaults of three fields of its form."""
+    """The names of the blocks that a pool uses: the defaults of three fields of its base job template."""
 
     scheduler: str = "default"
     cluster: str = "default"
@@ -47,32 +47,32 @@ class BlockNames:
 
 @dataclass(frozen=True, slots=True)
 class PolicyChoice:
-    """What a scheduler block names as policy and options, right or wrong, and when it was saved; beside
-    them, how it protects jobs."""
+    """The content of a scheduler block, valid or not: the policy, its options, the protection of jobs, and
+    when the block was saved."""
 
     name: str
     options: dict[str, Any]
     saved: datetime | None = None
-    error: str = ""  # why the block names no policy at all
-    protection: Protection | None = field(default_factory=Protection)  # None: it makes no sense
+    error: str = ""  # why the block names no policy
+    protection: Protection | None = field(default_factory=Protection)  # None: invalid
 
     def make(self) -> Policy:
         if self.error:
             raise PolicyError(self.error)
         return make_policy(self.name, self.options)
 
-    def says_the_same_as(self, other: PolicyChoice | None) -> bool:
-        """About the policy."""
+    def is_same_policy(self, other: PolicyChoice | None) -> bool:
+        """Whether the other choice has the same policy and options."""
         return other is not None and replace(self, saved=other.saved, protection=other.protection) == other
 
 
 async def read_policy(client: PrefectClient, block: str) -> PolicyChoice:
-    """What the scheduler block says. The names are checked when the policy is made, not here."""
-    document = await _document(client, block, GpuScheduler)
+    """Return the content of the scheduler block. Its names are checked when the policy is made."""
+    document = await _read_document(client, block, GpuScheduler)
     if document is None:
         return PolicyChoice(DEFAULT_POLICY, {})
     chosen = document.data.get("policy")
-    protection = _protection(document.data.get("protection"))
+    protection = _read_protection(document.data.get("protection"))
     if not isinstance(chosen, dict) or not isinstance(chosen.get("name"), str):
         error = f"GPU Scheduler block {block!r} names no policy."
         return PolicyChoice("", {}, document.updated, error, protection)
@@ -80,9 +80,9 @@ async def read_policy(client: PrefectClient, block: str) -> PolicyChoice:
     return PolicyChoice(chosen["name"], options, document.updated, "", protection)
 
 
-def _protection(said: Any) -> Protection | None:
+def _read_protection(saved: Any) -> Protection | None:
     try:
-        return Protection() if said is None else Protection.model_validate(said)
+        return Protection() if saved is None else Protection.model_validate(saved)
     except ValidationError:
         return None
 
@@ -96,16 +96,16 @@ async def read_warehouse(client: PrefectClient, block: str) -> Warehouse:
 
 
 async def _read(client: PrefectClient, block: str, kind: type[B]) -> B:
-    document = await _document(client, block, kind)
+    document = await _read_document(client, block, kind)
     data = document.data if document else {}
     try:
         return kind(**{key: value for key, value in data.items() if key != "block_type_slug"})
     except ValidationError as error:
         slug = kind.get_block_type_slug()
-        raise BadBlock(f"{slug} block {block!r} is not usable ({explain(error)}).") from None
+        raise BadBlock(f"{slug} block {block!r} is invalid ({explain(error)}).") from None
 
 
-async def _document(client: PrefectClient, block: str, kind: type[Block]) -> BlockDocument | None:
+async def _read_document(client: PrefectClient, block: str, kind: type[Block]) -> BlockDocument | None:
     try:
         return await client.read_block_document_by_name(block, kind.get_block_type_slug())
     except ObjectNotFound:

@@ -1,7 +1,7 @@
-"""What the dispatcher writes down about an attempt, and what a job that left has behind it.
+"""The facts that the dispatcher records about an attempt, and the progress of a job that was preempted.
 
-How much of an attempt was saved only the job knows. It tells in its journal, or by the exit code
-that means "saved, and left"; who tells nothing has saved nothing.
+Only the job knows how much of an attempt was saved. It states this in its journal, or by the exit code that
+means "saved and stopped". Without either, nothing counts as saved.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from gpu_flows.runtimes.base import Attempt, End, Launch
 from gpu_flows.schedulers.model import Progress, Running
 
 
-def start_facts(attempt: Attempt) -> list[Fact]:
+def describe_start(attempt: Attempt) -> list[Fact]:
+    """Return the facts of a launched attempt: its start, and one allocation per device."""
     launch = attempt.launch
     job_id, number = launch.job.id, launch.attempt
     nodes = json.dumps(list(dict.fromkeys(device.node for device in launch.devices)))
@@ -37,28 +38,30 @@ def start_facts(attempt: Attempt) -> list[Fact]:
     ]
 
 
-def end_facts(
-    attempt: Attempt, end: End, ended: float, outcome: str, detail: str, leave: Preemption | None
+def describe_end(
+    attempt: Attempt, end: End, ended: float, outcome: str, detail: str, preemption: Preemption | None
 ) -> list[Fact]:
-    """`leave` is what it was asked to leave for, if it was, however it ended then."""
+    """Return the facts of an ended attempt. A requested preemption is recorded even if the attempt ended in
+    another way."""
     job_id, number = attempt.launch.job.id, attempt.launch.attempt
     memory = end.oom_killed, end.peak_memory_mb
     facts: list[Fact] = [AttemptEnded(job_id, number, ended, outcome, end.exit_code, detail, *memory)]
-    if leave:
-        room_for = json.dumps(leave.room_for)
-        facts.append(Departed(job_id, number, leave.asked, ended, leave.kind, leave.policy, room_for))
+    if preemption:
+        room_for = json.dumps(preemption.room_for)
+        requested, kind, policy = preemption.requested, preemption.kind, preemption.policy
+        facts.append(Departed(job_id, number, requested, ended, kind, policy, room_for))
     return facts
 
 
-def saved_work(attempt: Attempt, ended: float, exit_code: int | None, goes_on: bool) -> SavedWork:
-    """What the job's journal tells of an attempt that has ended. Without a journal, and without the exit
-    code that says so, nothing of it was saved; which is a loss if the job goes on."""
+def measure_saved_work(attempt: Attempt, ended: float, exit_code: int | None, continues: bool) -> SavedWork:
+    """Return what an ended attempt saved and lost, according to the job's journal and exit code. Unsaved work
+    counts as lost only if the job continues."""
     launch, began = attempt.launch, attempt.started
-    told = [entry for entry in _journal(launch) if entry.attempt == launch.attempt]
-    saves = [entry for entry in told if entry.event == "saved"]
-    restored = next((entry for entry in told if entry.event == "restored"), None)
-    left = exit_code == contract.CHECKPOINTED or any(entry.event == "left" for entry in told)
-    kept_until = ended if left or not goes_on else max((entry.time for entry in saves), default=began)
+    entries = [entry for entry in _read_journal(launch) if entry.attempt == launch.attempt]
+    saves = [entry for entry in entries if entry.event == "saved"]
+    restored = next((entry for entry in entries if entry.event == "restored"), None)
+    all_saved = exit_code == contract.CHECKPOINTED or any(entry.event == "left" for entry in entries)
+    kept_until = ended if all_saved or not continues else max((entry.time for entry in saves), default=began)
     return SavedWork(
         job_id=launch.job.id,
         attempt=launch.attempt,
@@ -66,7 +69,7 @@ def saved_work(attempt: Attempt, ended: float, exit_code: int | None, goes_on: b
         save_s=sum(entry.seconds for entry in saves),
         saved_bytes=round(saves[-1].bytes) if saves else 0,
         last_saved=saves[-1].time if saves else None,
-        last_step=round(max((entry.step for entry in told), default=0)),
+        last_step=round(max((entry.step for entry in entries), default=0)),
         restored=restored.time if restored else None,
         restore_s=restored.seconds if restored else None,
         restored_step=round(restored.step) if restored else None,
@@ -74,12 +77,14 @@ def saved_work(attempt: Attempt, ended: float, exit_code: int | None, goes_on: b
     )
 
 
-def _journal(launch: Launch) -> list[contract.Entry]:
+def _read_journal(launch: Launch) -> list[contract.Entry]:
     return contract.journal(Path(launch.checkpoints)) if launch.checkpoints else []
 
 
-def progress_of(attempt: Attempt, before: Progress, saved: SavedWork, ended: float, kind: Kind) -> Progress:
-    """What a job has behind it that has left, of which only what was saved counts as done."""
+def compute_progress(
+    attempt: Attempt, before: Progress, saved: SavedWork, ended: float, kind: Kind
+) -> Progress:
+    """Return the progress of a job after a preempted attempt. Only saved work counts as done."""
     launch = attempt.launch
     ran = Running(
         launch.job, launch.devices, attempt.started, launch.attempt, before=before, rated=attempt.started

@@ -1,23 +1,21 @@
-"""A job on its way: from the plan that starts it, over its attempt, to the end that is reported.
+"""One job on its way from the plan that starts it, through its attempt, to its reported end.
 
-A plan is a promise made before it can be kept: the devices of a job that it stops are given to
-another one while the first still saves and leaves. So a execution begins by waiting until nobody who is
-leaving holds any of its devices; and a job that moves has two executions for a while, of which the
-second waits until the first is over.
+A plan gives the devices of a preempted job to another job immediately, although the preempted job first has
+to save and stop. An execution therefore begins by waiting until its devices are released. A job that is
+moved has two executions for a while; the second waits until the first has finished.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from gpu_flows.dispatch.preemption import Preemption
 from gpu_flows.runtimes.base import Attempt, Intent
-from gpu_flows.schedulers.model import Device, Job, Progress, Reason
+from gpu_flows.schedulers.model import Device, Job, Progress
 
 
-def _signal() -> asyncio.Future[None]:
+def _new_future() -> asyncio.Future[None]:
     return asyncio.get_running_loop().create_future()
 
 
@@ -25,62 +23,34 @@ def _signal() -> asyncio.Future[None]:
 class Execution:
     job: Job
     devices: tuple[Device, ...] = ()
-    previous: Execution | None = None  # of the same job, and not over yet
-    holds: bool = True  # whether the engine counts the devices as this execution's
-    begun: bool = False  # it has waited for its devices, and is being claimed, launched, run or reported
+    previous: Execution | None = None  # an execution of the same job that has not finished yet
+    holds_devices: bool = True  # whether the engine counts the devices as this execution's
+    done_waiting: bool = False  # it no longer waits for its devices
     attempt: Attempt | None = None
-    intent: Intent | None = None  # what it was asked to stop for
-    leave: Preemption | None = None
-    returns: Progress | None = None  # with what behind it the job waits again, now that the execution is over
-    over: bool = False  # the job will not go on
-    gone: asyncio.Future[None] = field(default_factory=_signal)  # nothing of it is on the devices any more
-    interrupted: asyncio.Future[None] = field(default_factory=_signal)  # it was asked to stop
+    stop_intent: Intent | None = None  # why it was asked to stop
+    preemption: Preemption | None = None
+    requeue_with: Progress | None = None  # set if the job waits again when this execution has finished
+    job_ended: bool = False  # the job does not continue
+    released: asyncio.Future[None] = field(default_factory=_new_future)  # its devices are free
+    stop_requested: asyncio.Future[None] = field(default_factory=_new_future)
     task: asyncio.Task[None] | None = None
 
-    def set_gone(self) -> None:
-        if not self.gone.done():
-            self.gone.set_result(None)
+    def request_stop(self, intent: Intent) -> bool:
+        """Note that it has to stop. Returns whether this is the first request: a job is signalled once only,
+        because a second signal may interrupt its saving. "cancel" overrides "reschedule"."""
+        is_first = self.stop_intent is None
+        if is_first or intent == "cancel":
+            self.stop_intent = intent
+        if not self.stop_requested.done():
+            self.stop_requested.set_result(None)
+        return is_first
 
-    def ask(self, intent: Intent) -> bool:
-        """Note that it is to stop. Whether that is the first time: a job is not signalled twice, since a
-        second signal may cut its saving short. To be cancelled counts more than to come back."""
-        first = self.intent is None
-        if first or intent == "cancel":
-            self.intent = intent
-        if not self.interrupted.done():
-            self.interrupted.set_result(None)
-        return first
+    def mark_released(self) -> None:
+        if not self.released.done():
+            self.released.set_result(None)
 
-    def is_in_the_way_of(self, other: Execution) -> bool:
-        """Whether it still sits on devices that were promised to the other."""
-        if self is other or self.holds or self.gone.done():
+    def blocks(self, other: Execution) -> bool:
+        """Whether it still occupies devices that a plan has given to the other execution."""
+        if self is other or self.holds_devices or self.released.done():
             return False
         return not {device.id for device in self.devices}.isdisjoint(device.id for device in other.devices)
-
-
-async def room_for(execution: Execution, executions: Iterable[Execution]) -> bool:
-    """Wait until the execution's devices are free and the job's previous execution has finished.
-    False if the execution must not begin: it was interrupted meanwhile, or the job ended."""
-    if execution.previous and execution.previous.task:
-        await asyncio.wait(
-            [execution.previous.task, execution.interrupted], return_when=asyncio.FIRST_COMPLETED
-        )
-    while not execution.interrupted.done():
-        waits = [each.gone for each in executions if each.is_in_the_way_of(execution)]
-        if not waits:
-            break
-        await asyncio.wait([*waits, execution.interrupted], return_when=asyncio.FIRST_COMPLETED)
-    return not execution.interrupted.done() and not (execution.previous and execution.previous.over)
-
-
-def awaited(execution: Execution, executions: Iterable[Execution]) -> Reason | None:
-    """Why the execution has not begun yet, if it waits for others to leave."""
-    if execution.begun or execution.interrupted.done():
-        return None
-    names = [each.job.name or each.job.id for each in executions if each.is_in_the_way_of(execution)]
-    if execution.previous and not execution.previous.over:
-        names.append("itself")
-    if not names:
-        return None
-    whose = " and ".join([*names[:3], *([f"{len(names) - 3} more"] if len(names) > 3 else [])])
-    return Reason("making_room", f"Room is being made for it: it waits for {whose} to save and leave.")

@@ -1,6 +1,6 @@
-"""The counter at which the dispatcher gets jobs and hands in what became of them.
+"""The interface through which the dispatcher claims jobs and reports what happens to them.
 
-Behind it may be anybody: Prefect in a pool (`PrefectGateway`), a script in a test.
+`PrefectGateway` implements it for a pool; the tests use a fake.
 """
 
 from __future__ import annotations
@@ -10,38 +10,42 @@ from typing import Protocol
 from gpu_flows.runtimes.base import Attempt, End, Intent, Launch
 from gpu_flows.schedulers.model import Job, Reason, Start
 
-REQUEUED = "preempted"  # the outcome of a job that was put back in line
+REQUEUED = "preempted"  # the outcome of a job that waits again
 
 
 class Unreachable(Exception):
-    """The gateway cannot be asked now. Nothing was decided; try again."""
+    """The server does not answer. The request had no effect; try again later."""
 
 
 class Gateway(Protocol):
-    """Where jobs come from and are reported to."""
-
     async def claim(self, start: Start, policy: str, planned: float) -> Launch | None:
-        """Make the job ours and say how to launch it. None if it is somebody else's or gone.
+        """Claim the job and return how to launch it. None if the job is no longer available.
         Raises Unreachable, or LaunchError for a job that cannot be launched."""
         ...
 
-    async def launched(self, attempt: Attempt) -> bool:
-        """Report the launch. False if the job should not have been launched after all."""
+    async def release(self, job: Job, why: str) -> None:
+        """Give up the claim on a job that was not launched, for no fault of its own. It waits again."""
         ...
 
-    async def ended(self, launch: Launch, end: End, intent: Intent | None, why: str = "") -> tuple[str, str]:
-        """Report the end; keeps trying until it is reported. The outcome, and a word on it. A job that
-        was asked to come back later (`why` says what for) and did not end instead is put back in line."""
+    async def report_launch(self, attempt: Attempt) -> bool:
+        """Report that the attempt runs. False if the job was cancelled meanwhile and must be stopped."""
         ...
 
-    async def never_launched(self, job: Job, why: str) -> None:
-        """The claimed job was not launched, by no fault of its own: it waits again."""
+    async def report_end(
+        self, launch: Launch, end: End, intent: Intent | None, why: str = ""
+    ) -> tuple[str, str]:
+        """Report the end, and retry until the report is accepted. Returns the outcome and a detail. A job
+        that was stopped with the intent "reschedule" and has not finished waits again; `why` explains it."""
         ...
 
-    async def cancelled(self, job: Job) -> None:
-        """The job was cancelled before it was claimed."""
+    async def report_launch_failure(self, job: Job, why: str) -> None:
+        """Report that the claimed job could not be launched."""
         ...
 
-    async def failed_to_launch(self, job: Job, why: str) -> None: ...
+    async def report_cancelled(self, job: Job) -> None:
+        """Report that the job was cancelled before it was claimed."""
+        ...
 
-    async def refuse(self, job: Job, reason: Reason) -> None: ...
+    async def refuse(self, job: Job, reason: Reason) -> None:
+        """Report that the job can never run here."""
+        ...

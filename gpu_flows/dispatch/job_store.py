@@ -1,12 +1,12 @@
-"""What a pool keeps of a job between its attempts: its checkpoints, and how far it had come.
+"""The store of what a pool keeps of a job between its attempts: its checkpoints and its progress.
 
-    checkpoints/JOB         the job's own directory, the same for all its attempts
-    job_store/JOB.json     what it has behind it, whether it was asked to leave, when it ended for good
+    checkpoints/JOB    the job's own directory, the same for all its attempts
+    jobs/JOB.json      its progress, the attempt that is being preempted, and when the job ended
 
-Written at once and whole, so that a worker which is killed finds out what the one before it was
-about to do. A week after a job ended for good, whatever it left in the pool's folder is removed, and
-an empty directory at once: a run that failed may be started again by hand and go on. Directories
-under a root of the job's own choice are its owner's, and are never removed.
+A record is written before a job is asked to stop, so that the next worker can complete the preemption if this
+one is killed. Checkpoints in the pool's folder are removed a week after their job ended, because a failed run
+may be started again by hand and continue; an empty directory is removed right away. Directories under a
+`checkpoint_root` belong to their owner and are never removed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
-import os
 import shutil
 import time
 from collections.abc import Callable
@@ -22,6 +21,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from gpu_flows.common.files import write_atomically
 from gpu_flows.dispatch.preemption import Preemption
 from gpu_flows.schedulers.model import NO_PROGRESS, Progress
 
@@ -30,105 +30,114 @@ SWEEP_EVERY_S = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
-class Note:
+class JobRecord:
     """What is known of one job."""
 
     progress: Progress = NO_PROGRESS
-    leaving: int = 0  # the attempt that was asked to leave; 0: none
-    leave: Preemption | None = None
+    preempted_attempt: int = 0  # the attempt that was asked to stop; 0 means none
+    preemption: Preemption | None = None
     ended: float | None = None
 
 
-NOTHING = Note()
+UNKNOWN_JOB = JobRecord()
 
 
 class JobStore:
     def __init__(self, folder: Path, clock: Callable[[], float] = time.time) -> None:
-        self._checkpoints, self._folder, self._clock = folder / "checkpoints", folder / "job_store", clock
+        self._checkpoints, self._folder, self._clock = folder / "checkpoints", folder / "jobs", clock
         for path in (self._checkpoints, self._folder):
             path.mkdir(parents=True, exist_ok=True)
             path.chmod(0o700)
-        self._notes = {path.stem: note for path in self._folder.glob("*.json") if (note := _read(path))}
+        self._records = {path.stem: record for path in self._folder.glob("*.json") if (record := _read(path))}
         self._swept = 0.0
         self._sweep()
 
-    # -- checkpoints --------------------------------------------------------------------------
+    # -- start --------------------------------------------------------------------------------
 
-    def checkpoints(self, job_id: str, root: str = "") -> Path:
-        """The directory in which the job keeps its checkpoints, made if it is not there. Raises OSError."""
+    def make_checkpoint_directory(self, job_id: str, root: str = "") -> Path:
+        """Return the directory for the job's checkpoints, and create it if needed. Raises OSError."""
         directory = (Path(root) if root else self._checkpoints) / job_id
         directory.mkdir(mode=0o700, exist_ok=True)
-        if directory.is_symlink():  # the job may write above it, and would lead us anywhere
+        if directory.is_symlink():  # a job that can write to the root could redirect the worker anywhere
             raise OSError(errno.ELOOP, "it is a link", str(directory))
-        if self._notes.get(job_id, NOTHING).ended:  # it is run again after its end
-            self._drop(job_id)
+        if self._get(job_id).ended:  # the job runs again after its end
+            self._remove(job_id)
         return directory
 
-    # -- how far it had come ------------------------------------------------------------------
+    # -- preempt ------------------------------------------------------------------------------
 
-    def progress(self, job_id: str) -> Progress:
-        return self._notes.get(job_id, NOTHING).progress
+    def save_preemption(self, job_id: str, attempt: int, preemption: Preemption) -> None:
+        """Store that the attempt is about to be asked to stop."""
+        self._save(job_id, replace(self._get(job_id), preempted_attempt=attempt, preemption=preemption))
 
-    def expects(self, job_id: str) -> bool:
-        """Whether the job has left and will go on."""
-        note = self._notes.get(job_id, NOTHING)
-        return note.ended is None and note.progress.attempts > 0
+    def load_preemption(self, job_id: str, attempt: int) -> Preemption | None:
+        """Return why this attempt was asked to stop, or None if it was not."""
+        record = self._get(job_id)
+        return record.preemption if record.preempted_attempt == attempt else None
 
-    def keep_progress(self, job_id: str, progress: Progress) -> None:
-        """The job has left, with this much behind it."""
-        self._write(job_id, Note(progress))
+    def save_progress(self, job_id: str, progress: Progress) -> None:
+        """Store the progress of a job that has stopped and waits again."""
+        self._save(job_id, JobRecord(progress))
 
-    def preemption_of(self, job_id: str, attempt: int) -> Preemption | None:
-        """Why this attempt was asked to leave, if it was."""
-        note = self._notes.get(job_id, NOTHING)
-        return note.leave if note.leaving == attempt else None
+    def load_progress(self, job_id: str) -> Progress:
+        return self._get(job_id).progress
 
-    def save_preemption(self, job_id: str, attempt: int, leave: Preemption) -> None:
-        """The attempt is about to be asked to leave."""
-        self._write(job_id, replace(self._notes.get(job_id, NOTHING), leaving=attempt, leave=leave))
+    def will_continue(self, job_id: str) -> bool:
+        """Whether the job was preempted and waits for its next attempt."""
+        record = self._get(job_id)
+        return record.ended is None and record.progress.attempts > 0
 
-    # -- the end ------------------------------------------------------------------------------
+    # -- finish -------------------------------------------------------------------------------
 
-    def ended(self, job_id: str) -> None:
-        """The job will not run any more, unless somebody starts it again by hand."""
+    def finish(self, job_id: str) -> None:
+        """Store that the job has ended, and remove what is no longer needed."""
         with contextlib.suppress(OSError):
             (self._checkpoints / job_id).rmdir()
         if (self._checkpoints / job_id).exists():
-            self._write(job_id, Note(ended=self._clock()))
+            self._save(job_id, JobRecord(ended=self._clock()))
         else:
-            self._drop(job_id)
+            self._remove(job_id)
         self._sweep()
 
     def _sweep(self) -> None:
-        """Remove what jobs left that ended long ago."""
+        """Remove the checkpoints of jobs that ended long ago."""
         now = self._clock()
         if now - self._swept < SWEEP_EVERY_S:
             return
         self._swept = now
-        old = [job_id for job_id, note in self._notes.items() if note.ended and now - note.ended > KEEP_S]
+        old = [
+            job_id for job_id, record in self._records.items() if record.ended and now - record.ended > KEEP_S
+        ]
         for job_id in old:
             shutil.rmtree(self._checkpoints / job_id, ignore_errors=True)
-            self._drop(job_id)
+            self._remove(job_id)
 
-    def _write(self, job_id: str, note: Note) -> None:
-        """A disk that takes nothing is no reason to stop: then only the next worker knows less."""
-        self._notes[job_id] = note
-        path = self._folder / f"{job_id}.json"
+    # -- records ------------------------------------------------------------------------------
+
+    def _get(self, job_id: str) -> JobRecord:
+        return self._records.get(job_id, UNKNOWN_JOB)
+
+    def _save(self, job_id: str, record: JobRecord) -> None:
+        """Keep the record in memory and on disk. A full disk must not stop the pool; only the next worker
+        then knows less."""
+        self._records[job_id] = record
         with contextlib.suppress(OSError):
-            path.with_suffix(".new").write_text(json.dumps(asdict(note)))
-            os.replace(path.with_suffix(".new"), path)
+            write_atomically(self._folder / f"{job_id}.json", json.dumps(asdict(record)))
 
-    def _drop(self, job_id: str) -> None:
-        if self._notes.pop(job_id, None) is not None:
+    def _remove(self, job_id: str) -> None:
+        if self._records.pop(job_id, None) is not None:
             (self._folder / f"{job_id}.json").unlink(missing_ok=True)
 
 
-def _read(path: Path) -> Note | None:
+def _read(path: Path) -> JobRecord | None:
+    """Return the stored record, or None if the file is incomplete."""
     try:
-        told: dict[str, Any] = json.loads(path.read_text())
-        leave = told["leave"] and Preemption(
-            **{**told["leave"], "room_for": tuple(told["leave"]["room_for"])}
+        stored: dict[str, Any] = json.loads(path.read_text())
+        preemption = stored["preemption"]
+        if preemption:
+            preemption = Preemption(**{**preemption, "room_for": tuple(preemption["room_for"])})
+        return JobRecord(
+            Progress(**stored["progress"]), stored["preempted_attempt"], preemption, stored["ended"]
         )
-        return Note(Progress(**told["progress"]), told["leaving"], leave, told["ended"])
     except (OSError, ValueError, KeyError, TypeError):
         return None

@@ -1,8 +1,8 @@
-"""An attempt that is asked to leave its devices, and what for.
+"""Why a running attempt is stopped before its end.
 
-Three kinds. One that is *preempted* waits again; one that is *moved* goes on at once on other devices,
-and one that is *resized* does so on more or fewer of them. Whatever the kind, the job is asked to
-save and to leave, and goes on from what it saved as another attempt of the same run.
+There are three kinds. A *preempted* job waits again. A *moved* job continues on other devices, and a
+*resized* job continues on more or fewer devices. In each case the job saves a checkpoint, stops, and
+continues from the checkpoint as the next attempt of the same run.
 """
 
 from __future__ import annotations
@@ -18,33 +18,33 @@ Kind = Literal["preempted", "moved", "resized"]
 
 @dataclass(frozen=True, slots=True)
 class Preemption:
-    """Why an attempt was asked to leave."""
+    """The decision to stop an attempt."""
 
-    asked: float
+    requested: float
     kind: Kind
     policy: str
-    room_for: tuple[str, ...] = ()  # the jobs that get its devices, by id
-    why: str = ""  # in words, for the run's owner
+    room_for: tuple[str, ...] = ()  # the ids of the jobs that get its devices
+    why: str = ""  # for the run's owner
 
 
-def leave(running: Running, starts: Sequence[Start], policy: str, now: float) -> Preemption:
-    """What a plan with these starts means for a job that it stops."""
-    held = {device.id for device in running.devices}
-    again = next((each for each in starts if each.job.id == running.job.id), None)
-    others = [each.job for each in starts if each is not again and held & {d.id for d in each.devices}]
-    by = f"policy {policy!r}"
-    if others:
-        by = f"{' and '.join(job.name or job.id for job in others[:3])}, by {by}"
-    if again is None:
+def describe_preemption(running: Running, starts: Sequence[Start], policy: str, now: float) -> Preemption:
+    """Return what a plan with these starts means for a job that it stops."""
+    devices = {device.id for device in running.devices}
+    restart = next((start for start in starts if start.job.id == running.job.id), None)
+    others = [
+        start.job
+        for start in starts
+        if start is not restart and devices & {device.id for device in start.devices}
+    ]
+    names = " and ".join(job.name or job.id for job in others[:3])
+    by = f" for {names} by policy {policy!r}." if others else f" by policy {policy!r}."
+    if restart is None:
         kind: Kind = "preempted"
-        why = f"Made room for {by}." if others else f"Stopped by {by}."
-        why += " Goes on from its checkpoint when devices are free."
+        why = f"Preempted{by} It continues from its checkpoint when devices are free."
     else:
-        before, after = len(running.devices), len(again.devices)
+        before, after = len(running.devices), len(restart.devices)
         kind = "moved" if before == after else "resized"
-        where = ", ".join(dict.fromkeys(device.node for device in again.devices))
-        size = "" if before == after else f" from {before} to {after} GPUs"
-        what = "Moves" if before == after else "Changes"
-        why = f"{what}{size} for {by}." if others else f"{what}{size}, by {by}."
-        why += f" Goes on from its checkpoint on {where}."
+        change = "Moved" if before == after else f"Resized from {before} to {after} GPUs"
+        nodes = ", ".join(dict.fromkeys(device.node for device in restart.devices))
+        why = f"{change}{by} It continues from its checkpoint on {nodes}."
     return Preemption(now, kind, policy, tuple(job.id for job in others), why)

@@ -41,7 +41,7 @@ class PrefectGateway:
         except Exception as error:
             raise LaunchError(f"its job variables cannot be used ({error})") from error
 
-    async def launched(self, attempt: Attempt) -> bool:
+    async def report_launch(self, attempt: Attempt) -> bool:
         run_id = UUID(attempt.launch.job.id)
         await self._states.set_infrastructure(run_id, attempt.identifier)
         claim_id = self._claims.pop(attempt.launch.job.id, None)
@@ -51,21 +51,23 @@ class PrefectGateway:
             await self._states.set_running(run_id)
         return True
 
-    async def ended(self, launch: Launch, end: End, intent: Intent | None, why: str = "") -> tuple[str, str]:
+    async def report_end(
+        self, launch: Launch, end: End, intent: Intent | None, why: str = ""
+    ) -> tuple[str, str]:
         run_id, claim_id = UUID(launch.job.id), self._claims.pop(launch.job.id, None)
         if claim_id is not None:
             await self._states.restore_overwritten(run_id, claim_id)
         return await self._states.finish(run_id, end, intent, launch.hears_intents, why)
 
-    async def cancelled(self, job: Job) -> None:
+    async def report_cancelled(self, job: Job) -> None:
         await self._states.complete_cancellation(UUID(job.id))
 
-    async def never_launched(self, job: Job, why: str) -> None:
+    async def release(self, job: Job, why: str) -> None:
         run_id, claim_id = UUID(job.id), self._claims.pop(job.id, None)
         if claim_id is None or not await self._states.restore_overwritten(run_id, claim_id):
             await self._states.release_claim(run_id, why)
 
-    async def failed_to_launch(self, job: Job, why: str) -> None:
+    async def report_launch_failure(self, job: Job, why: str) -> None:
         await self._states.force(UUID(job.id), launch_failed(why))
 
     async def refuse(self, job: Job, reason: Reason) -> None:

@@ -1,7 +1,7 @@
-"""News from the Prefect server as it happens, so that nobody has to wait for a poll.
+"""Subscription to events of the Prefect server, so that changes take effect without waiting for a poll.
 
-Events may be missed (a restart, a second server without shared messaging); whoever listens here
-also polls now and then. A lost connection is taken up again for ever.
+Events may be missed: during a restart, or with a second server without shared messaging. Subscribers
+therefore also poll from time to time. A lost connection is opened again, without a limit on attempts.
 """
 
 from __future__ import annotations
@@ -14,30 +14,32 @@ from prefect.events import Event
 from prefect.events.clients import get_events_subscriber
 from prefect.events.filters import EventAnyResourceFilter, EventFilter, EventNameFilter
 
+RECONNECT_AFTER_S = 1.0
 
-async def listen(
+
+async def subscribe(
     prefix: str,
-    tell: Callable[[Event], None],
+    handler: Callable[[Event], None],
     log: logging.Logger,
     resource: str | None = None,
-    connected: Callable[[], None] = lambda: None,
+    on_connected: Callable[[], None] = lambda: None,
 ) -> None:
-    """Call `tell` for every event whose name begins so, for ever. `connected` is called each time
-    a connection stands: what happened before it was not heard."""
-    about = EventAnyResourceFilter(id=[resource]) if resource else None
-    wanted = EventFilter(event=EventNameFilter(prefix=[prefix]), any_resource=about)
-    told = False
+    """Call the handler for every event with this name prefix. Runs until cancelled. `on_connected` is called
+    after each connection, because events before it were missed."""
+    any_resource = EventAnyResourceFilter(id=[resource]) if resource else None
+    event_filter = EventFilter(event=EventNameFilter(prefix=[prefix]), any_resource=any_resource)
+    warned = False
     while True:
         try:
-            async with get_events_subscriber(filter=wanted, reconnection_attempts=0) as events:
-                connected()
-                told = False
+            async with get_events_subscriber(filter=event_filter, reconnection_attempts=0) as events:
+                on_connected()
+                warned = False
                 async for event in events:
-                    tell(event)
+                    handler(event)
         except asyncio.CancelledError:
             raise
         except Exception as error:
-            level = logging.DEBUG if told else logging.WARNING
-            log.log(level, "No news from the server (%s); polling until there is.", error)
-            told = True
-        await asyncio.sleep(1.0)
+            level = logging.DEBUG if warned else logging.WARNING
+            log.log(level, "No events from the server (%s); polling until it sends some again.", error)
+            warned = True
+        await asyncio.sleep(RECONNECT_AFTER_S)

@@ -1,7 +1,7 @@
-"""The worker of type `gpu`: Prefect's base worker around a served pool.
+"""The Prefect worker of type `gpu`.
 
-The base worker keeps the heartbeat and the pool's settings up to date. Everything about runs is
-the service's: a poll tells it to look, and it launches, watches and reports what the policy chose.
+Prefect's base worker sends heartbeats and keeps the pool's settings up to date. `PoolService` does everything
+that concerns runs; each poll of the base worker makes it read the pool.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from gpu_flows.worker.pool_service import PoolService
 
 
 class GpuWorkerResult(BaseWorkerResult):
-    """What Prefect wants a worker to name; our runs report their own ends."""
+    """Required by Prefect's base class, and never returned: the service reports the ends of runs."""
 
 
 class GpuWorker(BaseWorker[GpuJobConfiguration, GpuJobVariables, GpuWorkerResult]):
@@ -34,8 +34,8 @@ class GpuWorker(BaseWorker[GpuJobConfiguration, GpuJobVariables, GpuWorkerResult
     job_configuration_variables = GpuJobVariables
     _display_name = "GPU"
     _description = (
-        "Run training jobs on shared GPUs. A policy that can be swapped while everything runs decides "
-        "which waiting run goes next and on which devices."
+        "Run training jobs on shared GPUs. A policy, which can be swapped while jobs run, decides which "
+        "waiting run starts next and on which devices."
     )
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -43,26 +43,26 @@ class GpuWorker(BaseWorker[GpuJobConfiguration, GpuJobVariables, GpuWorkerResult
         self.service: PoolService | None = None
 
     async def get_and_submit_flow_runs(self) -> list[FlowRun]:
-        """Called by the base worker every few seconds. Never raises: a server that is away is no
-        reason to let go of what runs."""
-        private.note_poll(self)
+        """Poll the pool. The base worker calls this every few seconds. It never raises, because an
+        unreachable server must not end the worker while jobs run."""
+        private.record_poll(self)
         if private.is_synced(self):
             if self.service is None:
                 self._start_service()
             assert self.service is not None
             try:
-                await self.service.poll_when_rested(self.work_pool)
+                await self.service.poll_if_due(self.work_pool)
             except httpx.HTTPError as error:
                 private.logger(self).warning("The server does not answer (%s); trying again.", error)
             except Exception:
-                private.logger(self).exception("A look at the pool failed; trying again.")
+                private.logger(self).exception("Polling the pool failed; trying again.")
         return []
 
     def _start_service(self) -> None:
         log = private.logger(self)
-        for line in private.missing():
-            log.warning("This Prefect differs from the ones we know. %s.", line)
-        queues = private.queues_asked_for(self)
+        for line in private.find_missing_names():
+            log.warning("This version of Prefect lacks a name that gpu-flows uses. %s.", line)
+        queues = private.requested_queues(self)
         self.service = PoolService(self.client, self.work_pool, queues, self._identity, log)
         self.service.start()
 
@@ -75,7 +75,7 @@ class GpuWorker(BaseWorker[GpuJobConfiguration, GpuJobVariables, GpuWorkerResult
         configuration: GpuJobConfiguration,
         task_status: anyio.abc.TaskStatus[int] | None = None,
     ) -> GpuWorkerResult:
-        """Not used: runs come from the pool's line, and only the policy says which goes next."""
+        """Not supported: only the policy decides which run of the pool starts next."""
         raise NotImplementedError(
             "A gpu worker takes runs from its pool only. Deploy the flow to the pool and run the deployment."
         )
@@ -83,7 +83,7 @@ class GpuWorker(BaseWorker[GpuJobConfiguration, GpuJobVariables, GpuWorkerResult
     async def kill_infrastructure(
         self, infrastructure_pid: str, configuration: GpuJobConfiguration, grace_seconds: int = 30
     ) -> None:
-        """The server asks for this when a cancelled run has not ended in time."""
+        """Kill a run. The server requests this when a cancelled run has not ended in time."""
         if self.service is None or not self.service.kill(infrastructure_pid):
             raise InfrastructureNotFound(f"Nothing runs here as {infrastructure_pid}.")
 

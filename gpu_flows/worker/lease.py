@@ -1,8 +1,9 @@
-"""One worker acts for a pool at a time; others stand by and take over.
+"""The lease on a pool: one worker acts for the pool at a time; others stand by and take over.
 
-The right to act is a Prefect concurrency slot with a lease. A worker that dies lets the lease run
-out after a minute. Restarted on the same machine it goes on with its old lease at once, because
-the lease's id lies in the pool's folder under a file lock that only a live worker holds.
+The lease is that of a Prefect concurrency slot. When a worker dies, its lease expires after a minute. A
+worker that is restarted on the same machine continues with the old lease right away: the lease's id is
+stored in the pool's folder, and a file lock that only a live worker holds shows that the old worker is
+dead.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from prefect.exceptions import ObjectAlreadyExists, PrefectException
 
 from gpu_flows.common.clock import utc_now
 
-LEASE_S = 60.0  # the shortest that Prefect grants
+LEASE_S = 60.0  # the shortest lease that Prefect grants
 RENEW_S = 15.0
 ORPHANED_AFTER = timedelta(seconds=2 * LEASE_S)
 
@@ -49,19 +50,19 @@ class PoolLease:
         self._lease: UUID | None = None
 
     async def acquire(self) -> None:
-        """Returns once this worker may act for the pool, however long that takes."""
-        told = False
-        while not (self._lock_folder() and await self._take_slot()):
-            if not told:
+        """Wait until this worker may act for the pool."""
+        logged = False
+        while not (self._lock_folder() and await self._acquire_slot()):
+            if not logged:
                 self._log.info("Another worker acts for pool %r; standing by to take over.", self._pool)
-                told = True
+                logged = True
             await asyncio.sleep(RENEW_S / 3)
-        if told:
+        if logged:
             self._log.info("Taking over pool %r.", self._pool)
 
-    async def keep(self) -> None:
-        """Renew the lease for as long as that works. Returns when the right to act is gone or in
-        doubt: forgotten by the server, taken by another, or not renewed for as long as it lasts."""
+    async def renew_until_lost(self) -> None:
+        """Renew the lease regularly. Returns when the lease is lost or may be lost: the server does not know
+        it, another worker has it, or it was not renewed in time."""
         renewed = time.monotonic()
         while time.monotonic() - renewed < LEASE_S:
             await asyncio.sleep(RENEW_S)
@@ -84,7 +85,7 @@ class PoolLease:
             os.close(self._lock)
             self._lock = None
 
-    # -- inside -------------------------------------------------------------------------------
+    # -- the slot -----------------------------------------------------------------------------
 
     def _lock_folder(self) -> bool:
         if self._lock is None:
@@ -97,7 +98,7 @@ class PoolLease:
             self._lock = handle
         return True
 
-    async def _take_slot(self) -> bool:
+    async def _acquire_slot(self) -> bool:
         try:
             if not await self._resume():
                 await self._ensure_slot_exists()
@@ -106,17 +107,17 @@ class PoolLease:
                 )
                 self._lease = UUID(str(answer.json()["lease_id"]))
                 self._file.write_text(str(self._lease))
-            await self._sign()
+            await self._store_holder()
         except httpx.HTTPStatusError as error:
             if error.response.status_code == 423:
-                await self._free_if_nobodys()
+                await self._free_orphaned_slot()
             return False
         except (httpx.HTTPError, PrefectException):
             return False
         return True
 
     async def _resume(self) -> bool:
-        """Go on with the lease of a worker that died here; the lock says that it did."""
+        """Continue with the lease of a worker that died in this folder. The lock shows that it is dead."""
         try:
             lease = UUID(self._file.read_text())
         except (OSError, ValueError):
@@ -128,7 +129,7 @@ class PoolLease:
         return True
 
     async def _renew(self, lease: UUID) -> bool:
-        """False if the server does not know the lease: it ran out, or the server was restarted."""
+        """Returns False if the server does not know the lease: it expired, or the server was restarted."""
         try:
             await self._client.renew_concurrency_lease(lease, LEASE_S)
         except httpx.HTTPStatusError as error:
@@ -145,35 +146,36 @@ class PoolLease:
         except ObjectAlreadyExists:
             pass
 
-    # A server that is restarted forgets leases but goes on counting their slots as taken. Such a
-    # slot may be freed by the worker it belonged to, or by anybody once that worker is gone. To
-    # whom it belongs stands in a Prefect variable, which each new leader signs.
+    # -- orphaned slots -----------------------------------------------------------------------
+    # A restarted server forgets leases but still counts their slots as taken. The worker that had the slot
+    # may free it, and so may any worker once that worker is dead. Each new holder stores its name in a
+    # Prefect variable.
 
-    async def _sign(self) -> None:
-        signature = {"place": self._place, "worker": self._worker}
+    async def _store_holder(self) -> None:
+        holder = {"place": self._place, "worker": self._worker}
         try:
-            await self._client.create_variable(VariableCreate(name=self._variable, value=signature))
+            await self._client.create_variable(VariableCreate(name=self._variable, value=holder))
         except ObjectAlreadyExists:
-            await self._client.update_variable(VariableUpdate(name=self._variable, value=signature))
+            await self._client.update_variable(VariableUpdate(name=self._variable, value=holder))
 
-    async def _free_if_nobodys(self) -> None:
+    async def _free_orphaned_slot(self) -> None:
         try:
-            if await self._is_nobodys():
-                self._log.warning("The right to act for pool %r belongs to nobody; freeing it.", self._pool)
+            if await self._is_orphaned():
+                self._log.warning("The worker with the lease on pool %r is dead; freeing it.", self._pool)
                 await self._client.update_global_concurrency_limit(
                     self._slot, GlobalConcurrencyLimitUpdate(active_slots=0)
                 )
         except (httpx.HTTPError, PrefectException):
             pass
 
-    async def _is_nobodys(self) -> bool:
-        """Whether the last leader ran in this folder, whose lock we hold, or has not been heard of for
-        as long as two leases."""
+    async def _is_orphaned(self) -> bool:
+        """Whether the last holder is dead: it ran in this folder, whose lock this worker has, or it has
+        sent no heartbeat for the time of two leases."""
         variable = await self._client.read_variable_by_name(self._variable)
-        signed = variable.value if variable and isinstance(variable.value, dict) else {}
-        if signed.get("place") == self._place:
+        holder = variable.value if variable and isinstance(variable.value, dict) else {}
+        if holder.get("place") == self._place:
             return True
         recent = utc_now() - ORPHANED_AFTER
         workers = await self._client.read_workers_for_work_pool(self._pool)
         alive = [w.name for w in workers if w.last_heartbeat_time and w.last_heartbeat_time > recent]
-        return str(signed.get("worker", "")) not in alive
+        return str(holder.get("worker", "")) not in alive

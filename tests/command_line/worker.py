@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 from gpu_flows.config.paths import pool_folder
-from gpu_flows.worker.status import Status, publish
+from gpu_flows.worker.status import Status, write_status
 
 
 def serve_here(pool: str = "gpu", **parts: Any) -> Status:
@@ -22,7 +22,7 @@ def serve_here(pool: str = "gpu", **parts: Any) -> Status:
         "devices": [],
     }
     status = Status(**{**usual, **parts})
-    publish(status)
+    write_status(status)
     return status
 
 
