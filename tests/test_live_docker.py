@@ -34,7 +34,7 @@ def containers(*engines: Daemon) -> dict[str, str]:
     found = {}
     for engine in engines:
         for each in engine.client().api.containers(all=True, filters={"label": "gpu-flows.run"}):
-            found[each["WaitingNotes"]["gpu-flows.run"]] = each["Id"]
+            found[each["Labels"]["gpu-flows.run"]] = each["Id"]
     return found
 
 

@@ -67,7 +67,7 @@ def launch_from(name: str, labels: Mapping[str, str]) -> Launch | None:
 
 def launch_seen(seen: Mapping[str, Any]) -> Launch | None:
     """The launch of a container as Docker lists it."""
-    return launch_from((seen.get("Names") or [""])[0], seen.get("WaitingNotes") or {})
+    return launch_from((seen.get("Names") or [""])[0], seen.get("Labels") or {})
 
 
 # -- what it gets -----------------------------------------------------------------------------

@@ -120,7 +120,7 @@ def _create(
             found = host.ask(lambda api: api.inspect_container(name))
         except NotFound:
             raise HostAway(f"container {name} is still being made") from None
-        if not words.is_of(launch, installation, found["Config"].get("WaitingNotes") or {}):
+        if not words.is_of(launch, installation, found["Config"].get("Labels") or {}):
             raise LaunchError(f"host {host.name} has a container {name} that is not ours")
         return Made(found["Id"], has_started(found))
 

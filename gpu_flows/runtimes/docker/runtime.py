@@ -291,7 +291,7 @@ class DockerRuntime:
             return gone  # its host is no longer listed
         try:
             seen = await self._inspect(served, launch)
-            ours = words.is_of(launch, self.installation, seen["Config"].get("WaitingNotes") or {})
+            ours = words.is_of(launch, self.installation, seen["Config"].get("Labels") or {})
             if ours and not has_started(seen):  # its worker died in between
                 await self._remove(served.host, seen["Id"])
                 return never
