@@ -29,10 +29,10 @@ from docker import APIClient
 from gpu_flows.blocks import ContainerRules, DockerHost
 from gpu_flows.runtimes.attempt_store import AttemptStore
 from gpu_flows.runtimes.base import Container, Launch
-from gpu_flows.runtimes.docker.container import arguments as words_for
-from gpu_flows.runtimes.docker.container import name_of
+from gpu_flows.runtimes.docker.container_spec import arguments as words_for
+from gpu_flows.runtimes.docker.container_spec import container_name
 from gpu_flows.runtimes.docker.host import Host, connect
-from gpu_flows.runtimes.docker.output import Line
+from gpu_flows.runtimes.docker.output import LogLine
 from gpu_flows.runtimes.docker.runtime import DockerRuntime
 from gpu_flows.schedulers.model import Device, Job
 
@@ -46,7 +46,7 @@ QUIET_S = 0.7
 class Nowhere:
     """Where the output goes, and nobody looks."""
 
-    async def send(self, lines: list[Line]) -> None:
+    async def send(self, lines: list[LogLine]) -> None:
         pass
 
     async def count_after(self, job_id: str, at_us: int) -> int:
@@ -81,7 +81,7 @@ def a_launch(image: str, **secrets: str) -> Launch:
         time.time(),
         devices,
         COMMAND,
-        hears_intents=False,
+        handles_intents=False,
         container=Container(image, secrets=secrets),
     )
 
@@ -108,7 +108,7 @@ async def measure(address: str, image: str, runs: int) -> dict[str, list[float]]
     took: dict[str, list[float]] = {"bare": [], "ours": [], "ours, with a secret": []}
     with tempfile.TemporaryDirectory() as folder:
         runtime = DockerRuntime(AttemptStore(Path(folder)), "benchmark", Nowhere())
-        runtime.serve([settings], ContainerRules(), serves_all=False)
+        runtime.configure_hosts([settings], ContainerRules(), one_for_all=False)
         await runtime.find()  # by then the host has been heard of
 
         async def once(way: str) -> float:
@@ -118,7 +118,7 @@ async def measure(address: str, image: str, runs: int) -> dict[str, list[float]]
                     return await asyncio.to_thread(bare, api, host, launch)
                 return await ours(runtime, launch)
             finally:
-                remove = _removal(api, name_of(launch))
+                remove = _removal(api, container_name(launch))
                 await asyncio.to_thread(remove)
                 runtime.forget(launch)
 

@@ -62,7 +62,7 @@ class FakeRuntime:
     def forget(self, launch: Launch) -> None:
         self.unforgotten.pop(launch.id, None)
 
-    def activity(self) -> dict[str, float]:
+    def sample_activity(self) -> dict[str, float]:
         return {}
 
     def exit(self, job_id: str, code: int | None) -> None:
@@ -102,7 +102,7 @@ class FakeGateway:
             planned,
             start.devices,
             command,
-            hears_intents=False,
+            handles_intents=False,
             checkpoints=str(checkpoints),
         )
 

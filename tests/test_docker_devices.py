@@ -16,7 +16,8 @@ from gpu_flows.blocks import DockerHost
 from gpu_flows.devices import docker_sampler
 from gpu_flows.devices.base import DeviceError
 from gpu_flows.devices.docker_hosts import DockerDevices
-from gpu_flows.runtimes.docker.host import Host, archive
+from gpu_flows.runtimes.docker.host import Host
+from gpu_flows.runtimes.docker.tar import make_tar
 
 pytest_plugins = ["docker_hosts.fixtures", "nvml.fixtures"]
 pytestmark = pytest.mark.slow
@@ -49,7 +50,7 @@ def engine(
 def with_file(daemon: Daemon, image: str, new: str, path: str, content: bytes, variable: str) -> None:
     """An image with one more file, and a variable that leads to it."""
     made = daemon.client().containers.create(image)
-    made.put_archive("/", archive({path: content}))
+    made.put_archive("/", make_tar({path: content}))
     made.commit(new, "test", changes=[f"ENV {variable}"])
     made.remove()
 

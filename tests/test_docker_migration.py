@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from containers import Heard, launch_of, runtime_on, soon
+from containers import CollectingSink, make_launch, make_runtime, wait_for
 from docker_hosts.daemon import Daemon
 from docker_hosts.images import python_image
 
@@ -77,7 +77,7 @@ def engines(image_cache: Path) -> Iterator[dict[str, Daemon]]:
 
 
 def training(checkpoints: Path) -> Launch:
-    launch = launch_of(
+    launch = make_launch(
         *("python", "-c", TRAINING, "0.02"),
         node="first",
         image="python:test",
@@ -98,33 +98,33 @@ def test_weights_after_a_move_are_those_of_a_training_that_nobody_stopped(
         for name, engine in engines.items()
     ]
     (tmp_path / "checkpoints").mkdir()
-    sink, launch = Heard(), training(tmp_path / "checkpoints")
+    sink, launch = CollectingSink(), training(tmp_path / "checkpoints")
 
     async def move() -> None:
         rules = ContainerRules(mount_roots=list(INSIDE))
-        runtime = runtime_on(tmp_path / "attempt_store", *hosts, sink=sink, rules=rules)
+        runtime = make_runtime(tmp_path / "attempt_store", *hosts, sink=sink, rules=rules)
         await runtime.find()
         try:
             await _stopped_after(20, runtime, sink, launch)
             device = replace(launch.devices[0], id="SIM-second-0", node="second")
             again = replace(launch, attempt=2, devices=(device,))
             end = await runtime.wait(await runtime.launch(again))
-            assert end.exit_code == 0, sink.of(launch)[-5:]
+            assert end.exit_code == 0, sink.texts(launch)[-5:]
             runtime.forget(again)
         finally:
             await runtime.close()
 
     asyncio.run(move())
-    assert sink.of(launch)[-1] == undisturbed
+    assert sink.texts(launch)[-1] == undisturbed
     told = [(entry.event, entry.attempt) for entry in contract.journal(tmp_path / "checkpoints")]
     assert ("left", 1) in told
     assert ("restored", 2) in told
 
 
-async def _stopped_after(steps: int, runtime: DockerRuntime, sink: Heard, launch: Launch) -> None:
+async def _stopped_after(steps: int, runtime: DockerRuntime, sink: CollectingSink, launch: Launch) -> None:
     attempt = await runtime.launch(launch)
-    await soon(lambda: len(sink.of(launch)) >= steps, "it trains")
+    await wait_for(lambda: len(sink.texts(launch)) >= steps, "it trains")
     await runtime.stop(attempt, "reschedule")
     end = await runtime.wait(attempt)
-    assert end.exit_code == contract.CHECKPOINTED, sink.of(launch)[-5:]
+    assert end.exit_code == contract.CHECKPOINTED, sink.texts(launch)[-5:]
     runtime.forget(launch)

@@ -13,7 +13,7 @@ from gpu_flows.blocks import ContainerRules
 from gpu_flows.prefect_api.container_request import command_line, container_of
 from gpu_flows.prefect_api.job_variables import BadAsk, check_names
 from gpu_flows.runtimes.base import Container, Mount, Refused
-from gpu_flows.runtimes.docker.rules import check, resolve
+from gpu_flows.runtimes.docker.rules import check_request, resolve_mount
 
 RULES = ContainerRules(most_memory_gb=8, most_cpus=4)
 NO_OFFERS: tuple[str, ...] = ()
@@ -97,7 +97,7 @@ DIGEST = "@sha256:" + "0" * 64
     ],
 )
 def test_what_is_no_name_of_an_image_is_refused(image: str) -> None:
-    with pytest.raises(Refused, match="no name of an image"):
+    with pytest.raises(Refused, match="not a valid image name"):
         ask(image=image)
 
 
@@ -232,7 +232,7 @@ def test_what_is_no_mount_is_refused(root: Path, text: str) -> None:
     ],
 )
 def test_nothing_is_mounted_over_what_is_the_containers_own(root: Path, target: str) -> None:
-    with pytest.raises(Refused, match="nothing can be mounted over"):
+    with pytest.raises(Refused, match="is reserved"):
         mount(root, f"{{root}}/set:{target}")
 
 
@@ -247,11 +247,11 @@ def test_a_link_out_of_the_root_is_followed_and_refused(root: Path) -> None:
 def test_a_link_that_is_bent_after_the_check_is_caught_by_the_next(root: Path) -> None:
     wish = Mount(str(root / "now"), "/mnt")
     (root / "now").symlink_to("set")
-    assert resolve(wish, [str(root)], files_are_here=True).source == str(root / "set")
+    assert resolve_mount(wish, [str(root)], files_are_here=True).source == str(root / "set")
     (root / "now").unlink()
     (root / "now").symlink_to("/etc")
     with pytest.raises(Refused, match="leads to '/etc'"):
-        resolve(wish, [str(root)], files_are_here=True)
+        resolve_mount(wish, [str(root)], files_are_here=True)
 
 
 def test_pipes_sockets_and_what_is_not_there_are_refused(root: Path) -> None:
@@ -259,7 +259,7 @@ def test_pipes_sockets_and_what_is_not_there_are_refused(root: Path) -> None:
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(root / "sock"))
         for name in ("pipe", "sock"):
-            with pytest.raises(Refused, match="neither a directory nor a plain file"):
+            with pytest.raises(Refused, match="neither a directory nor a regular file"):
                 mount(root, f"{{root}}/{name}:/mnt")
     with pytest.raises(Refused, match="No such file"):
         mount(root, "{root}/nowhere:/mnt")
@@ -267,7 +267,7 @@ def test_pipes_sockets_and_what_is_not_there_are_refused(root: Path) -> None:
 
 def test_on_another_machine_only_the_roots_themselves_are_mounted() -> None:
     def there(source: str) -> Mount:
-        return resolve(Mount(source, "/mnt"), ["/data/"], files_are_here=False)
+        return resolve_mount(Mount(source, "/mnt"), ["/data/"], files_are_here=False)
 
     assert there("/data").source == there("//data/").source == "/data"
     for source in ("/data/set", "/data-evil", "/"):
@@ -329,8 +329,8 @@ def test_what_is_no_variable_is_refused(env: dict[str, str]) -> None:
     "name", ["../../etc/passwd", "/etc/passwd", "a/b", "..", ".", "a b", "a\n", "-x", "é"]
 )
 def test_a_secrets_name_is_no_path(name: str) -> None:
-    with pytest.raises(Refused, match="no name for a secret"):
-        check(Container("busybox", secrets={name: "x"}), {}, "", (), RULES, True)
+    with pytest.raises(Refused, match="not a valid name of a secret"):
+        check_request(Container("busybox", secrets={name: "x"}), {}, "", (), RULES, True)
 
 
 @pytest.mark.parametrize("field", ["memory_gb", "cpus", "shm_gb"])
@@ -349,8 +349,8 @@ def test_more_than_the_pool_allows_is_refused(field: str, value: float) -> None:
 @pytest.mark.parametrize("size", [float("nan"), float("inf"), -1])
 def test_the_last_check_does_not_rely_on_the_first(size: float) -> None:
     for container in (Container("busybox", cpus=size), Container("busybox", memory_mb=size)):  # type: ignore[arg-type]
-        with pytest.raises(Refused, match="no amount"):
-            check(container, {}, "", (), ContainerRules(), True)
+        with pytest.raises(Refused, match="not an amount"):
+            check_request(container, {}, "", (), ContainerRules(), True)
 
 
 @pytest.mark.parametrize("directory", ["data", "../data", "/data/../..", "/da\0ta", "C:\\data"])

@@ -14,18 +14,26 @@ from typing import Any
 
 import pytest
 from conftest import eventually
-from containers import Heard, host_of, launch_of, run, runtime_on, serving, soon, told
+from containers import (
+    CollectingSink,
+    collect_in,
+    host_settings,
+    make_launch,
+    make_runtime,
+    open_runtime,
+    run,
+    wait_for,
+)
 from docker.errors import APIError, NotFound
 from docker_hosts.daemon import Daemon
 from docker_hosts.lossy_proxy import LossyProxy
-from docker_worker import Paper
+from docker_worker import FileSink
 
 from gpu_flows.blocks import ContainerRules, DockerHost
-from gpu_flows.runtimes.base import Launch, Mount, NodeAway
-from gpu_flows.runtimes.docker import container as words
-from gpu_flows.runtimes.docker import follower
-from gpu_flows.runtimes.docker import host_health as pulse
-from gpu_flows.runtimes.docker.host import Host, HostAway
+from gpu_flows.runtimes.base import Launch, Mount, NodeUnreachable
+from gpu_flows.runtimes.docker import container_follower, host_health
+from gpu_flows.runtimes.docker.container_spec import container_name
+from gpu_flows.runtimes.docker.host import Host, HostUnreachable
 
 pytest_plugins = ["docker_hosts.fixtures"]
 pytestmark = pytest.mark.slow
@@ -36,7 +44,7 @@ COUNTS = "for i in $(seq $((10 + 5 * N))); do echo out $i; echo err $i >&2; slee
 @pytest.fixture(autouse=True)
 def clean(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[None]:
     """Looks round often, and leaves no container on the shared engine to the next test."""
-    monkeypatch.setattr(pulse, "EVERY_S", 0.3)
+    monkeypatch.setattr(host_health, "CHECK_INTERVAL_S", 0.3)
     yield
     if "engine" in request.fixturenames:
         for each in request.getfixturevalue("engine").client().containers.list(all=True, ignore_removed=True):
@@ -71,7 +79,7 @@ def printed_by(number: int) -> list[str]:
 @pytest.mark.parametrize("where", ["here", "on another machine"])
 def test_six_containers_survive_their_worker(engine: Daemon, tmp_path: Path, where: str) -> None:
     """Killed without warning, in the middle of their output. One ends while nobody watches."""
-    paper = Paper(tmp_path / "output")
+    sink = FileSink(tmp_path / "output")
     with worker(tmp_path, engine, "never", 6):
         eventually(lambda: len(tmp_path.joinpath("output").read_text().splitlines()) > 40, "all print")
     before = ids(engine)
@@ -81,7 +89,7 @@ def test_six_containers_survive_their_worker(engine: Daemon, tmp_path: Path, whe
         await asyncio.sleep(2)
         attempt_store = tmp_path if where == "here" else tmp_path / "elsewhere"
         heard: list[Any] = []
-        runtime = runtime_on(attempt_store, host_of(engine), sink=paper, on_found=heard.append)
+        runtime = make_runtime(attempt_store, engine, sink=sink, on_found=heard.append)
         found = await runtime.find()
         assert len(found) == 6
         assert not heard, "what was found is not news"
@@ -90,8 +98,8 @@ def test_six_containers_survive_their_worker(engine: Daemon, tmp_path: Path, whe
         assert not any(end.lost for end in ends)
         for each, end in zip(found, ends, strict=True):
             assert each.attempt
-            assert sorted(paper.of(each.launch)) == printed_by(end.exit_code or 0)
-            times = [line.at_us for line in paper.lines(each.launch.job.id)]
+            assert sorted(sink.texts(each.launch)) == printed_by(end.exit_code or 0)
+            times = [line.at_us for line in sink.printed(each.launch.job.id)]
             assert times == sorted(set(times))
             runtime.forget(each.launch)
         assert ids(engine) == before
@@ -100,7 +108,7 @@ def test_six_containers_survive_their_worker(engine: Daemon, tmp_path: Path, whe
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("point", ["entered", "created"])
+@pytest.mark.parametrize("point", ["stored", "created"])
 def test_what_a_worker_began_and_never_started_is_cleared_away(
     engine: Daemon, tmp_path: Path, point: str
 ) -> None:
@@ -109,7 +117,7 @@ def test_what_a_worker_began_and_never_started_is_cleared_away(
     assert len(ids(engine)) == (1 if point == "created" else 0)
 
     async def main() -> None:
-        runtime = runtime_on(tmp_path, host_of(engine))
+        runtime = make_runtime(tmp_path, engine)
         [found] = await runtime.find()
         assert found.attempt is None
         assert not found.alive
@@ -125,11 +133,11 @@ def test_what_ran_and_was_removed_while_nobody_watched_is_lost_not_launched_agai
     engine: Daemon, tmp_path: Path
 ) -> None:
     async def main() -> None:
-        launch = launch_of("sleep", "60")
-        async with serving(tmp_path, host_of(engine)) as docker:
+        launch = make_launch("sleep", "60")
+        async with open_runtime(tmp_path, engine) as docker:
             await docker.launch(launch)
-        engine.client().api.remove_container(words.name_of(launch), force=True)
-        runtime = runtime_on(tmp_path, host_of(engine))
+        engine.client().api.remove_container(container_name(launch), force=True)
+        runtime = make_runtime(tmp_path, engine)
         [found] = await runtime.find()
         assert found.attempt
         assert not found.alive
@@ -141,13 +149,13 @@ def test_what_ran_and_was_removed_while_nobody_watched_is_lost_not_launched_agai
 
 def test_what_is_removed_under_our_eyes_has_an_end_that_says_so(engine: Daemon, tmp_path: Path) -> None:
     async def main() -> None:
-        async with serving(tmp_path, host_of(engine)) as docker:
-            launch = launch_of("sleep", "60")
+        async with open_runtime(tmp_path, engine) as docker:
+            launch = make_launch("sleep", "60")
             attempt = await docker.launch(launch)
-            engine.client().api.remove_container(words.name_of(launch), force=True)
+            engine.client().api.remove_container(container_name(launch), force=True)
             end = await docker.wait(attempt)
         # To remove it by force is to kill it first, and one may be quick enough to see that.
-        assert end.exit_code == 137 or (end.exit_code is None and "removed by somebody" in end.detail)
+        assert end.exit_code == 137 or (end.exit_code is None and "removed by another program" in end.detail)
 
     asyncio.run(main())
 
@@ -163,22 +171,22 @@ def test_an_engine_that_is_killed_and_comes_back_is_used_again(
     engine = new_engine(options=["--live-restore"] if live_restore else [])
 
     async def main() -> None:
-        sink, hosts = Heard(), []
-        async with serving(tmp_path, host_of(engine), sink=sink, on_host=told(hosts)) as docker:
-            launch = launch_of("sh", "-c", "for i in 1 2 3 4 5 6 7 8; do echo $i; sleep 1; done; exit 4")
+        sink, hosts = CollectingSink(), []
+        async with open_runtime(tmp_path, engine, sink=sink, on_host=collect_in(hosts)) as docker:
+            launch = make_launch("sh", "-c", "for i in 1 2 3 4 5 6 7 8; do echo $i; sleep 1; done; exit 4")
             attempt = await docker.launch(launch)
-            await soon(lambda: sink.of(launch), "it prints")
+            await wait_for(lambda: sink.texts(launch), "it prints")
             before = ids(engine)
             await asyncio.to_thread(engine.kill)
-            await soon(lambda: len(hosts) == 2, "it is told down")
-            with pytest.raises(NodeAway, match="does not answer"):
-                await docker.launch(launch_of("true"))
+            await wait_for(lambda: len(hosts) == 2, "it is told down")
+            with pytest.raises(NodeUnreachable, match="does not answer"):
+                await docker.launch(make_launch("true"))
             await asyncio.to_thread(engine.start)
-            await soon(lambda: len(hosts) == 3, "it is told up")
+            await wait_for(lambda: len(hosts) == 3, "it is told up")
             end = await docker.wait(attempt)
-            state = engine.client().api.inspect_container(words.name_of(launch))
+            state = engine.client().api.inspect_container(container_name(launch))
             docker.forget(launch)
-            assert (await run(docker, launch_of("true"))).exit_code == 0
+            assert (await run(docker, make_launch("true"))).exit_code == 0
         assert [(name, bool(trouble)) for name, trouble in hosts] == [
             ("host", False),
             ("host", True),
@@ -187,10 +195,10 @@ def test_an_engine_that_is_killed_and_comes_back_is_used_again(
         assert not end.lost
         if live_restore:
             assert end.exit_code == 4
-            assert sink.of(launch) == list("12345678")
+            assert sink.texts(launch) == list("12345678")
         else:
             assert end.exit_code is not None
-            assert sink.of(launch) == list("12345678")[: len(sink.of(launch))]
+            assert sink.texts(launch) == list("12345678")[: len(sink.texts(launch))]
         assert state["Id"] in before.values()
         assert state["RestartCount"] == 0
 
@@ -204,8 +212,8 @@ def test_what_is_lost_with_its_host_does_not_run_on_when_that_is_back(
 
     async def main() -> None:
         rules = ContainerRules(lost_after_seconds=2)
-        async with serving(tmp_path, host_of(engine), rules=rules) as docker:
-            launch = launch_of("sleep", "600")
+        async with open_runtime(tmp_path, engine, rules=rules) as docker:
+            launch = make_launch("sleep", "600")
             attempt = await docker.launch(launch)
             await asyncio.to_thread(engine.kill)
             end = await docker.wait(attempt)
@@ -213,7 +221,7 @@ def test_what_is_lost_with_its_host_does_not_run_on_when_that_is_back(
             assert "does not answer" in end.detail
             docker.forget(launch)
             await asyncio.to_thread(engine.start)
-            await soon(lambda: not ids(engine), "it is removed: its devices are others' now")
+            await wait_for(lambda: not ids(engine), "it is removed: its devices are others' now")
 
     asyncio.run(main())
 
@@ -224,19 +232,19 @@ def test_a_worker_that_starts_while_a_host_is_away_believes_its_book(
     engine = new_engine(options=["--live-restore"])
 
     async def main() -> None:
-        sink = Heard()
-        async with serving(tmp_path, host_of(engine), sink=sink) as first:
-            launch = launch_of("sh", "-c", "echo a; sleep 6; echo b; exit 3")
+        sink = CollectingSink()
+        async with open_runtime(tmp_path, engine, sink=sink) as first:
+            launch = make_launch("sh", "-c", "echo a; sleep 6; echo b; exit 3")
             await first.launch(launch)
-            await soon(lambda: sink.of(launch), "it prints")
+            await wait_for(lambda: sink.texts(launch), "it prints")
         await asyncio.to_thread(engine.kill)
-        second = runtime_on(tmp_path, host_of(engine), sink=sink)
+        second = make_runtime(tmp_path, engine, sink=sink)
         [found] = await second.find()
         assert found.alive
         assert found.attempt
         await asyncio.to_thread(engine.start)
         assert (await second.wait(found.attempt)).exit_code == 3
-        assert sink.of(launch) == ["a", "b"]
+        assert sink.texts(launch) == ["a", "b"]
         await second.close()
 
     asyncio.run(main())
@@ -254,16 +262,16 @@ def test_every_job_runs_exactly_once_over_a_line_that_loses_answers(
     launches: int,
     loss: float,
 ) -> None:
-    monkeypatch.setattr(pulse, "EVERY_S", 2.0)  # which leaves the engine time to start containers
+    monkeypatch.setattr(host_health, "CHECK_INTERVAL_S", 2.0)  # the engine needs its time for the starts
     line = lossy(engine, loss)
     counted = tmp_path / "counted"
     counted.mkdir()
 
     async def main() -> None:
-        sink = Heard()
+        sink = CollectingSink()
         rules = ContainerRules(mount_roots=[str(counted)], keep_seconds=0, network="none")
         host = DockerHost(name="host", url=line.url, gpus=4)
-        async with serving(tmp_path / "attempt_store", host, rules=rules, sink=sink) as docker:
+        async with open_runtime(tmp_path / "attempt_store", host, rules=rules, sink=sink) as docker:
             places = asyncio.Semaphore(8)
 
             async def until_done(launch: Launch) -> None:
@@ -273,7 +281,7 @@ def test_every_job_runs_exactly_once_over_a_line_that_loses_answers(
                         end = await run(docker, launch)
                         assert (end.exit_code, end.lost) == (0, False)
                         return
-                    except NodeAway:
+                    except NodeUnreachable:
                         launch = replace(launch, attempt=launch.attempt + 1)
                         await asyncio.sleep(0.5)
 
@@ -281,14 +289,14 @@ def test_every_job_runs_exactly_once_over_a_line_that_loses_answers(
                 script = f"echo ran; echo {number} >> /counted/all"
                 mounts = (Mount(str(counted), "/counted"),)
                 secrets = {} if number % 4 else {"TOKEN": "x"}  # which take more calls
-                launch = launch_of("sh", "-c", script, mounts=mounts, secrets=secrets)
+                launch = make_launch("sh", "-c", script, mounts=mounts, secrets=secrets)
                 async with places:
                     await until_done(launch)
                 return launch
 
             done = await asyncio.gather(*(one(number) for number in range(launches)))
-            assert all(sink.of(launch) == ["ran"] for launch in done)
-            await soon(lambda: not ids(engine), "no orphan is left")
+            assert all(sink.texts(launch) == ["ran"] for launch in done)
+            await wait_for(lambda: not ids(engine), "no orphan is left")
         ran = sorted(map(int, (counted / "all").read_text().split()))
         assert ran == list(range(launches))
         kinds = {path.rpartition("/")[2] for _, path in line.lost}
@@ -302,17 +310,17 @@ def test_a_stream_that_is_silent_is_asked_for_again(
     engine: Daemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As its other end may have vanished without a word. Nothing comes twice by that."""
-    monkeypatch.setattr(follower, "SILENT_S", 0.3)
+    monkeypatch.setattr(container_follower, "STREAM_TIMEOUT_S", 0.3)
 
     async def main() -> None:
-        sink = Heard()
-        async with serving(tmp_path, host_of(engine), sink=sink) as docker:
-            launch = launch_of("sh", "-c", "for i in 1 2 3; do echo $i; sleep 1.2; done; printf end")
+        sink = CollectingSink()
+        async with open_runtime(tmp_path, engine, sink=sink) as docker:
+            launch = make_launch("sh", "-c", "for i in 1 2 3; do echo $i; sleep 1.2; done; printf end")
             assert (await run(docker, launch)).exit_code == 0
-        assert sink.of(launch) == ["1", "2", "3", "end"]
+        assert sink.texts(launch) == ["1", "2", "3", "end"]
         silent = engine.client().containers.run("bare:test", "sleep 60", detach=True)
-        with pytest.raises(HostAway):
-            Host(host_of(engine)).ask(
+        with pytest.raises(HostUnreachable):
+            Host(host_settings(engine)).call_blocking(
                 lambda api: list(api.logs(silent.id, stream=True, follow=True)), timeout_s=0.3
             )
 
@@ -324,10 +332,10 @@ def test_a_stream_that_is_silent_is_asked_for_again(
 
 async def first_trouble(folder: Path, host: DockerHost) -> str:
     hosts: list[Any] = []
-    async with serving(folder, host, on_host=told(hosts)) as docker:
-        await soon(lambda: hosts, "it was asked")
+    async with open_runtime(folder, host, on_host=collect_in(hosts)) as docker:
+        await wait_for(lambda: hosts, "it was asked")
         if not hosts[0][1]:
-            assert (await run(docker, launch_of("true"))).exit_code == 0
+            assert (await run(docker, make_launch("true"))).exit_code == 0
         return str(hosts[0][1])
 
 
@@ -387,5 +395,5 @@ def test_a_host_behind_ssh(engine: Daemon, tmp_path: Path, monkeypatch: pytest.M
     let("echo 'me@gpu1: Permission denied (publickey).' >&2; exit 255")
     assert "Permission denied" in asyncio.run(first_trouble(tmp_path / "2", host))
     let("exec sleep 30")
-    monkeypatch.setattr(pulse, "PULSE_S", 0.5)
+    monkeypatch.setattr(host_health, "HEALTH_CHECK_S", 0.5)
     assert "timed out" in asyncio.run(first_trouble(tmp_path / "3", host))

@@ -45,7 +45,7 @@ def image(prefect_engine: Daemon, tmp_path_factory: pytest.TempPathFactory) -> C
     context = tmp_path_factory.mktemp("base")
     for name in ("pip", "setuptools", "scipy", "nvidia-ml-py"):
         for entry in distribution(name).files or ():
-            if ".." not in entry.parts and "tests" not in entry.parts and entry.suffix != ".pyc":
+            if ".." not in entry.assembler and "tests" not in entry.assembler and entry.suffix != ".pyc":
                 target = context / "packages" / entry
                 target.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy(str(entry.locate()), target)

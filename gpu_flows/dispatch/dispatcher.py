@@ -27,9 +27,9 @@ from gpu_flows.runtimes.base import (
     Found,
     Intent,
     Launch,
+    LaunchCancelled,
     LaunchError,
-    NodeAway,
-    NotWanted,
+    NodeUnreachable,
     Refused,
     Runtime,
 )
@@ -250,14 +250,14 @@ class Dispatcher:
             return self._let_go(execution)
         try:
             if execution.interrupted.done():
-                raise NotWanted("it was asked to stop while it was being claimed")
+                raise LaunchCancelled("it was asked to stop while it was being claimed")
             execution.attempt = await self.runtime.launch(
                 launch, lambda: not (execution.interrupted.done() or self._closing)
             )
-        except NotWanted:  # before anything of it ran
+        except LaunchCancelled:  # before anything of it ran
             self._let_go(execution)
             return await self._close(execution, launch, End())
-        except NodeAway as error:
+        except NodeUnreachable as error:
             self._log.warning("Run %s waits again: %s", job.name, error)
             self._paused_until = self._clock() + PAUSE_WHEN_UNREACHABLE_S
             await self.gateway.never_launched(job, str(error))

@@ -11,11 +11,14 @@ from typing import Any, Literal, cast, get_args
 
 from gpu_flows.blocks import ContainerRules
 from gpu_flows.runtimes.base import Container, Login, Pull, Refused
-from gpu_flows.runtimes.docker.launchers import Launcher, launched_by
-from gpu_flows.runtimes.docker.rules import OURS, check, parse_mount
+from gpu_flows.runtimes.docker.command_launchers import Launcher, wrap_command
+from gpu_flows.runtimes.docker.rules import CONTAINER_FOLDER, check_request, parse_mount
 
 FORM = "gpu_flows.flows.container:container"  # the entrypoint by which the flow is known
-ENTRY = ("python", f"{OURS}/entry.py")  # what a flow's interpreter runs in a container: brought along
+ENTRY = (
+    "python",
+    f"{CONTAINER_FOLDER}/entry.py",
+)  # what a flow's interpreter runs in a container: brought along
 Kind = Literal["PyTorch", "Horovod", "as it is"]
 LAUNCHERS: dict[str, Launcher] = {"PyTorch": "auto", "Horovod": "horovodrun", "as it is": "none"}
 
@@ -60,14 +63,14 @@ def container_of(
         secrets=dict(secrets or {}),
         login=login,
     )
-    check(container, env, str(asked.get("working_dir") or ""), command, rules, files_are_here)
+    check_request(container, env, str(asked.get("working_dir") or ""), command, rules, files_are_here)
     return container
 
 
 def command_line(command: str, launcher: Launcher, gpus: int) -> tuple[str, ...]:
     """The words of a command in a container, for so many devices."""
     try:
-        return launched_by(launcher, shlex.split(command), gpus)
+        return wrap_command(launcher, shlex.split(command), gpus)
     except ValueError as error:
         raise Refused(f"the command is not complete ({error}); check its quotes: {command}") from None
 

@@ -19,7 +19,7 @@ from pydantic import BaseModel, Field, ValidationError
 from gpu_flows.common.validation import explain
 from gpu_flows.prefect_private import QuickEnvironment
 from gpu_flows.runtimes.base import Pull
-from gpu_flows.runtimes.docker.launchers import Launcher
+from gpu_flows.runtimes.docker.command_launchers import Launcher
 from gpu_flows.schedulers.model import Job
 
 MOST_GPUS = 4096

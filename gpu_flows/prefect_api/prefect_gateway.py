@@ -21,7 +21,7 @@ from gpu_flows.prefect_api.job_variables import GpuJobConfiguration
 from gpu_flows.prefect_api.run_states import RunStates, could_not_launch, refused
 from gpu_flows.prefect_private import load_directly
 from gpu_flows.runtimes.base import Attempt, End, Intent, Launch, LaunchError, Mount, Refused
-from gpu_flows.runtimes.docker.rules import resolve
+from gpu_flows.runtimes.docker.rules import resolve_mount
 from gpu_flows.schedulers.model import Job, Reason, Start
 
 ENGINE = (sys.executable, "-m", "gpu_flows.runtimes.entry")
@@ -92,7 +92,7 @@ class PrefectGateway:
             command=tuple(own) or ENGINE,
             env={**shortcut, **env, contract.DIRECTORY: checkpoints},
             directory=directory,
-            hears_intents=not own,
+            handles_intents=not own,
             checkpoints=checkpoints,
         )
 
@@ -124,13 +124,13 @@ class PrefectGateway:
         root = configuration.checkpoint_root
         if root:  # one that all hosts see, as the pool's rules have it
             rules, files_are_here = self._intake.container_rules
-            root = resolve(Mount(root, "/checkpoints"), rules.mount_roots, files_are_here).source
+            root = resolve_mount(Mount(root, "/checkpoints"), rules.mount_roots, files_are_here).source
             container = replace(container, shares_checkpoints=True)
         return replace(
             launch,
             command=command,
             env=env,
-            hears_intents=speaks,
+            handles_intents=speaks,
             container=container,
             checkpoints=self._directory(launch.job.id, root),
         )
@@ -150,7 +150,7 @@ class PrefectGateway:
         claim_id = self._claims.pop(attempt.launch.job.id, None)
         if claim_id is not None and not await self._states.covered_nothing(run_id, claim_id):
             return False
-        if not attempt.launch.hears_intents:
+        if not attempt.launch.handles_intents:
             await self._states.show_running(run_id)
         return True
 
@@ -158,7 +158,7 @@ class PrefectGateway:
         run_id, claim_id = UUID(launch.job.id), self._claims.pop(launch.job.id, None)
         if claim_id is not None:
             await self._states.covered_nothing(run_id, claim_id)
-        return await self._states.finish(run_id, end, intent, launch.hears_intents, why)
+        return await self._states.finish(run_id, end, intent, launch.handles_intents, why)
 
     async def cancelled(self, job: Job) -> None:
         await self._states.close_abandoned(UUID(job.id))

@@ -37,7 +37,7 @@ from gpu_flows.prefect_api.run_states import RunStates, now
 from gpu_flows.prefect_api.waiting_notes import WaitingNotes
 from gpu_flows.runtimes.attempt_store import AttemptStore
 from gpu_flows.runtimes.process import ProcessRuntime
-from gpu_flows.runtimes.routing import Runtimes
+from gpu_flows.runtimes.routing import RuntimeRouter
 from gpu_flows.schedulers.engine import Engine
 from gpu_flows.schedulers.model import Job, Reason
 from gpu_flows.schedulers.policies.fifo import Fifo
@@ -71,7 +71,9 @@ class PoolService:
         self.states = RunStates(client, pool.name)
         self._attempt_store = AttemptStore(self.folder)
         self.containers = self._containers()
-        self.runtime = Runtimes(ProcessRuntime(self._attempt_store), self.containers)
+        self.runtime = RuntimeRouter(
+            {"process": ProcessRuntime(self._attempt_store), "docker": self.containers}
+        )
         self.gateway = PrefectGateway(
             pool.name, self.intake, self.states, identity, self._attempts_of, self.job_store.checkpoints
         )
@@ -111,7 +113,7 @@ class PoolService:
             on_found=lambda found: self.dispatcher.adopt(found),
             on_host=self._hear_of_host,
             may_act=lambda: self.dispatcher.active,
-            comes_back=self.job_store.expects,
+            will_resume=self.job_store.expects,
         )
 
     # -- life ---------------------------------------------------------------------------------
@@ -263,7 +265,7 @@ class PoolService:
 
     def _attempts_of(self, job_id: str) -> int:
         """How many attempts a job has had; also if their folders have been swept away meanwhile."""
-        return max(self._attempt_store.attempts_of(job_id), self.job_store.progress(job_id).attempts)
+        return max(self._attempt_store.last_attempt(job_id), self.job_store.progress(job_id).attempts)
 
     def _admit(self) -> None:
         """Give the engine the due jobs that the pool's and its queues' limits leave room for."""

@@ -7,14 +7,14 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from containers import launch_of
+from containers import make_launch
 from docker import APIClient
 
 from gpu_flows.blocks import ContainerRules, DockerHost
 from gpu_flows.runtimes.base import Launch, LaunchError, Mount
-from gpu_flows.runtimes.docker import container as words
+from gpu_flows.runtimes.docker import container_spec
+from gpu_flows.runtimes.docker.command_launchers import Launcher, wrap_command
 from gpu_flows.runtimes.docker.host import Host
-from gpu_flows.runtimes.docker.launchers import Launcher, launched_by
 from gpu_flows.schedulers.model import Device
 
 GB = 1024**3
@@ -31,12 +31,12 @@ def told(
     host = Host(DockerHost(name="host", **host_settings))
     host._info = info or {}
     api = APIClient("unix:///nowhere", version="1.41")
-    return words.arguments(api, launch, "installation", host, rules or ContainerRules())
+    return container_spec.create_arguments(api, launch, "installation", host, rules or ContainerRules())
 
 
 def with_gpus(*ids: str, **more: Any) -> Launch:
     devices = tuple(Device(id, "host", index) for index, id in enumerate(ids))
-    return replace(launch_of("python", "train.py", **more), devices=devices)
+    return replace(make_launch("python", "train.py", **more), devices=devices)
 
 
 # -- devices ----------------------------------------------------------------------------------
@@ -91,7 +91,7 @@ def test_the_hosts_settings_beat_what_it_offers(access: str) -> None:
 
 
 def test_every_container_is_held_in_the_same_cage() -> None:
-    config = told(launch_of("true"))["host_config"]
+    config = told(make_launch("true"))["host_config"]
     assert config["CapDrop"] == ["ALL"]
     assert config["SecurityOpt"] == ["no-new-privileges"]
     assert config["PidsLimit"] == 4096
@@ -112,29 +112,29 @@ def test_every_container_is_held_in_the_same_cage() -> None:
 
 
 def test_shared_memory_is_a_gigabyte_unless_asked_otherwise() -> None:
-    assert told(launch_of("true"))["host_config"]["ShmSize"] == GB
-    assert told(launch_of("true", shm_mb=2048))["host_config"]["ShmSize"] == 2 * GB
+    assert told(make_launch("true"))["host_config"]["ShmSize"] == GB
+    assert told(make_launch("true", shm_mb=2048))["host_config"]["ShmSize"] == 2 * GB
 
 
 def test_limits_are_the_jobs_or_else_the_pools() -> None:
     pool = ContainerRules(most_memory_gb=8, most_cpus=2.5)
-    config = told(launch_of("true", memory_mb=512, cpus=0.5), rules=pool)["host_config"]
+    config = told(make_launch("true", memory_mb=512, cpus=0.5), rules=pool)["host_config"]
     assert (config["Memory"], config["MemorySwap"], config["NanoCpus"]) == (GB // 2, GB // 2, 500_000_000)
-    config = told(launch_of("true"), rules=pool)["host_config"]
+    config = told(make_launch("true"), rules=pool)["host_config"]
     assert (config["Memory"], config["MemorySwap"], config["NanoCpus"]) == (8 * GB, 8 * GB, 2_500_000_000)
-    config = told(launch_of("true"))["host_config"]
+    config = told(make_launch("true"))["host_config"]
     assert not config.get("Memory")
     assert not config.get("NanoCpus")
 
 
 def test_the_engines_first_process_is_used_where_it_has_one() -> None:
     for known in ("de40ad0", ""):  # Debian's does not say which it is
-        assert told(launch_of("true"), {"InitCommit": {"ID": known}})["host_config"]["Init"] is True
-    assert "Init" not in told(launch_of("true"), {"InitCommit": {"ID": "N/A"}})["host_config"]
+        assert told(make_launch("true"), {"InitCommit": {"ID": known}})["host_config"]["Init"] is True
+    assert "Init" not in told(make_launch("true"), {"InitCommit": {"ID": "N/A"}})["host_config"]
 
 
 def test_mounts_are_binds_that_pass_nothing_back(tmp_path: Any) -> None:
-    launch = launch_of("true", mounts=(Mount(str(tmp_path), "/data", read_only=True),))
+    launch = make_launch("true", mounts=(Mount(str(tmp_path), "/data", read_only=True),))
     [mount] = told(launch, rules=ContainerRules(mount_roots=[str(tmp_path)]))["host_config"]["Mounts"]
     assert (mount["Type"], mount["Source"], mount["Target"]) == ("bind", str(tmp_path), "/data")
     assert mount["ReadOnly"] is True
@@ -142,16 +142,16 @@ def test_mounts_are_binds_that_pass_nothing_back(tmp_path: Any) -> None:
 
 
 def test_an_image_is_named_with_its_tag_lest_docker_take_it_for_a_number() -> None:
-    assert told(launch_of("true", image="cafe"))["image"] == "cafe:latest"
-    assert told(launch_of("true", image="lab:5000/cafe"))["image"] == "lab:5000/cafe:latest"
-    assert told(launch_of("true", image="cafe:1"))["image"] == "cafe:1"
+    assert told(make_launch("true", image="cafe"))["image"] == "cafe:latest"
+    assert told(make_launch("true", image="lab:5000/cafe"))["image"] == "lab:5000/cafe:latest"
+    assert told(make_launch("true", image="cafe:1"))["image"] == "cafe:1"
 
 
 # -- who it is --------------------------------------------------------------------------------
 
 
 def test_labels_tell_who_it_is_and_lead_back_to_the_launch() -> None:
-    launch = launch_of("true", gpus=2)
+    launch = make_launch("true", gpus=2)
     asked = told(launch)
     assert asked["name"] == f"gf-{launch.job.id}-1"
     labels = asked["labels"]
@@ -160,66 +160,72 @@ def test_labels_tell_who_it_is_and_lead_back_to_the_launch() -> None:
     assert labels["gpu-flows.pool"] == "pool"
     assert labels["gpu-flows.installation"] == "installation"
     assert labels["gpu-flows.devices"] == "SIM-host-0,SIM-host-1"
-    assert words.launch_from(f"/{asked['name']}", labels) == launch
-    assert words.is_of(
+    assert container_spec.read_launch(f"/{asked['name']}", labels) == launch
+    assert container_spec.is_same_attempt(
         replace(launch, policy="other"), "installation", labels
     )  # planned twice, the same attempt
 
 
 def test_labels_that_an_image_brought_along_lead_nowhere() -> None:
-    labels = told(launch_of("true"))["labels"]
-    assert words.launch_from("/somebodys-container", labels) is None
-    assert words.launch_from("/x", {}) is None
-    assert words.launch_from("/x", {"gpu-flows.launch": "{}"}) is None
-    assert words.launch_from("/x", {"gpu-flows.launch": "[]"}) is None
+    labels = told(make_launch("true"))["labels"]
+    assert container_spec.read_launch("/somebodys-container", labels) is None
+    assert container_spec.read_launch("/x", {}) is None
+    assert container_spec.read_launch("/x", {"gpu-flows.launch": "{}"}) is None
+    assert container_spec.read_launch("/x", {"gpu-flows.launch": "[]"}) is None
 
 
 @pytest.mark.parametrize("other", [{"attempt": 2}, {"pool": "other"}, {"devices": ()}])
 def test_another_attempt_is_another_container(other: dict[str, Any]) -> None:
-    launch = launch_of("true")
-    assert not words.is_of(replace(launch, **other), "installation", words.labels_of(launch, "installation"))
-    assert not words.is_of(launch, "other", words.labels_of(launch, "installation"))
+    launch = make_launch("true")
+    assert not container_spec.is_same_attempt(
+        replace(launch, **other), "installation", container_spec.container_labels(launch, "installation")
+    )
+    assert not container_spec.is_same_attempt(
+        launch, "other", container_spec.container_labels(launch, "installation")
+    )
 
 
 # -- variables and secrets --------------------------------------------------------------------
 
 
 def test_secrets_are_files_and_nowhere_else() -> None:
-    launch = launch_of("true", env={"TOKEN": "hunter2", "LR": "0.1"}, secrets={"TOKEN": "hunter2"})
+    launch = make_launch("true", env={"TOKEN": "hunter2", "LR": "0.1"}, secrets={"TOKEN": "hunter2"})
     asked = told(launch)
     assert "hunter2" not in json.dumps(asked, default=str)
     assert asked["environment"]["TOKEN_FILE"] == "/run/gpu-flows/secrets/TOKEN"
     assert "TOKEN" not in asked["environment"]
     assert asked["environment"]["LR"] == "0.1"
-    assert words.files_for(launch) == {"run/gpu-flows/secrets/TOKEN": b"hunter2"}
+    assert container_spec.container_files(launch) == {"run/gpu-flows/secrets/TOKEN": b"hunter2"}
 
 
 def test_no_variable_is_in_a_label() -> None:
-    launch = launch_of("true", env={"PASSWORD": "hunter2"})
-    assert "hunter2" not in json.dumps(words.labels_of(launch, "installation"))
+    launch = make_launch("true", env={"PASSWORD": "hunter2"})
+    assert "hunter2" not in json.dumps(container_spec.container_labels(launch, "installation"))
 
 
 def test_a_jobs_variables_never_beat_ours() -> None:
-    launch = launch_of("true", env={"NVIDIA_VISIBLE_DEVICES": "all", "GPU_FLOWS_GPUS": "99"})
+    launch = make_launch("true", env={"NVIDIA_VISIBLE_DEVICES": "all", "GPU_FLOWS_GPUS": "99"})
     env = told(launch)["environment"]
     assert (env["NVIDIA_VISIBLE_DEVICES"], env["GPU_FLOWS_GPUS"]) == ("SIM-host-0", "1")
 
 
 def test_a_flow_brings_its_entry_along() -> None:
-    launch = launch_of("python", hears_intents=True)
-    assert {"run/gpu-flows/entry.py", "run/gpu-flows/prefect_private.py"} == set(words.files_for(launch))
+    launch = make_launch("python", handles_intents=True)
+    assert {"run/gpu-flows/entry.py", "run/gpu-flows/prefect_private.py"} == set(
+        container_spec.container_files(launch)
+    )
     assert told(launch)["environment"]["GPU_FLOWS_ATTEMPT_FOLDER"] == "/run/gpu-flows"
 
 
 @pytest.mark.parametrize("name", ["localhost", "127.0.0.1", "[::1]", "0.0.0.0"])
 def test_the_workers_own_address_of_the_server_is_rewritten(name: str) -> None:
-    asked = told(launch_of("true", env={"PREFECT_API_URL": f"http://{name}:4200/api"}))
+    asked = told(make_launch("true", env={"PREFECT_API_URL": f"http://{name}:4200/api"}))
     assert asked["environment"]["PREFECT_API_URL"] == "http://host.docker.internal:4200/api"
     assert asked["host_config"]["ExtraHosts"] == ["host.docker.internal:host-gateway"]
 
 
 def test_any_other_address_stays_and_the_pools_own_wins() -> None:
-    launch = launch_of("true", env={"PREFECT_API_URL": "https://prefect.lab/api"})
+    launch = make_launch("true", env={"PREFECT_API_URL": "https://prefect.lab/api"})
     asked = told(launch)
     assert asked["environment"]["PREFECT_API_URL"] == "https://prefect.lab/api"
     assert not asked["host_config"].get("ExtraHosts")
@@ -228,7 +234,7 @@ def test_any_other_address_stays_and_the_pools_own_wins() -> None:
 
 
 def test_on_another_machine_localhost_means_nothing() -> None:
-    launch = launch_of("true", env={"PREFECT_API_URL": "http://localhost:4200/api"})
+    launch = make_launch("true", env={"PREFECT_API_URL": "http://localhost:4200/api"})
     with pytest.raises(LaunchError, match="Prefect API address"):
         told(launch, url="ssh://gpu1")
 
@@ -261,4 +267,4 @@ RUN2 = "-m torch.distributed.run --standalone --nproc-per-node=2"
     ],
 )
 def test_a_command_runs_once_per_device(launcher: Launcher, gpus: int, command: str, becomes: str) -> None:
-    assert " ".join(launched_by(launcher, command.split(), gpus)) == becomes
+    assert " ".join(wrap_command(launcher, command.split(), gpus)) == becomes
