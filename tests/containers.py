@@ -16,6 +16,7 @@ from docker_hosts.daemon import Daemon
 from gpu_flows.blocks import ContainerRules, DockerHost
 from gpu_flows.runtimes.attempt_store import AttemptStore
 from gpu_flows.runtimes.base import Container, End, Launch
+from gpu_flows.runtimes.docker.container_spec import container_name
 from gpu_flows.runtimes.docker.output import LogLine
 from gpu_flows.runtimes.docker.runtime import DockerRuntime
 from gpu_flows.schedulers.model import Device, Job
@@ -64,6 +65,11 @@ def make_launch(
     return Launch(job, 1, "pool", "fifo", 0.0, devices, command, container=container, **settings)
 
 
+def shell(script: str, **options: Any) -> Launch:
+    """Return the launch of a shell script."""
+    return make_launch("sh", "-c", script, **options)
+
+
 def make_runtime(
     folder: Path, *hosts: DockerHost | Daemon, sink: CollectingSink | None = None, **options: Any
 ) -> DockerRuntime:
@@ -104,6 +110,24 @@ def run_alone(folder: Path, host: DockerHost | Daemon, launch: Launch) -> tuple[
             return await run(runtime, launch), sink
 
     return asyncio.run(main())
+
+
+def list_containers(engine: Daemon) -> dict[str, str]:
+    """Return the ids of an engine's containers, by name."""
+    containers = engine.client().containers.list(all=True, ignore_removed=True)
+    return {container.name: container.id for container in containers}
+
+
+def inspect(engine: Daemon, launch: Launch) -> dict[str, Any]:
+    return dict(engine.client().api.inspect_container(container_name(launch)))
+
+
+def commit_image(engine: Daemon, tag: str, *changes: str) -> str:
+    """Create an image: the bare one with these changes, in the language of Dockerfiles."""
+    container = engine.client().containers.create("bare:test")
+    container.commit(*tag.split(":"), changes=list(changes))
+    container.remove()
+    return tag
 
 
 async def wait_for(condition: Callable[[], T], description: str, timeout_s: float = 60.0) -> T:

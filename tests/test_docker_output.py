@@ -1,4 +1,4 @@
-"""What a container prints arrives in order, once, and all of it: whatever breaks on the way."""
+"""All lines of a container arrive once and in order, whatever fails in between."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Printed = list[tuple[int, str]]
 
 
 @pytest.fixture(autouse=True)
-def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
+def short_interval(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(output, "SEND_INTERVAL_S", 0.005)
 
 
@@ -35,7 +35,7 @@ def texts(printed: Printed) -> list[str]:
 
 
 def read(buffer: OutputBuffer, printed: Printed) -> None:
-    """As Docker would be asked: everything since the second that the buffer names."""
+    """Read the output as from Docker: everything since the second that the buffer returns."""
     since = buffer.start_reading()
     for at_ns, text in printed:
         if at_ns // 1_000_000_000 >= since:
@@ -50,7 +50,8 @@ async def send_all(buffer: OutputBuffer, sink: CollectingSink) -> None:
     assert buffer.is_empty
 
 
-def arrive(tmp_path: Path, printed: Printed) -> CollectingSink:
+def send_printed(tmp_path: Path, printed: Printed) -> CollectingSink:
+    """Send these lines, and check that they arrive as they are."""
     sink, launch = CollectingSink(), make_launch("true")
     buffer = OutputBuffer(launch, tmp_path, tail_only=False)
     read(buffer, printed)
@@ -63,21 +64,23 @@ def arrive(tmp_path: Path, printed: Printed) -> CollectingSink:
 
 
 def test_lines_arrive_in_order_and_with_their_times(tmp_path: Path) -> None:
-    sink = arrive(tmp_path, lines(2000))
+    sink = send_printed(tmp_path, lines(2000))
     assert [line.at_us for line in sink.lines] == [(START_NS + MS * n) // 1000 for n in range(2000)]
 
 
-def test_lines_of_the_same_moment_get_rising_times_and_keep_their_order(tmp_path: Path) -> None:
-    sink = arrive(tmp_path, [(START_NS + number // 100, f"{number}") for number in range(1000)])
+def test_lines_of_the_same_time_get_increasing_times(tmp_path: Path) -> None:
+    sink = send_printed(tmp_path, [(START_NS + number // 100, f"{number}") for number in range(1000)])
     times = [line.at_us for line in sink.lines]
     assert times == sorted(set(times))
 
 
-def test_lines_that_overtook_each_other_stay_as_they_were_printed(tmp_path: Path) -> None:
-    arrive(tmp_path, [(START_NS + 9, "err"), (START_NS, "out"), (START_NS + 5, "err"), (START_NS + 5, "")])
+def test_lines_with_times_out_of_order_keep_their_order(tmp_path: Path) -> None:
+    send_printed(
+        tmp_path, [(START_NS + 9, "err"), (START_NS, "out"), (START_NS + 5, "err"), (START_NS + 5, "")]
+    )
 
 
-def test_a_word_of_ours_stands_where_it_was_said(tmp_path: Path) -> None:
+def test_a_message_of_the_worker_is_sorted_by_its_time(tmp_path: Path) -> None:
     sink, launch = CollectingSink(), make_launch("true")
     buffer = OutputBuffer(launch, tmp_path, tail_only=False)
     buffer.add_note("Pulling.", START_NS // 1000)
@@ -90,11 +93,11 @@ def test_a_word_of_ours_stands_where_it_was_said(tmp_path: Path) -> None:
     ]
 
 
-# -- read again -------------------------------------------------------------------------------
+# -- repeated reading -------------------------------------------------------------------------
 
 
 def mixed(count: int, seed: int) -> Printed:
-    """Bursts and pauses on two streams: equal times, and times that go back a little."""
+    """Return bursts and pauses of two streams: with equal times, and times slightly out of order."""
     dice, now, printed = random.Random(seed), START_NS, []
     for number in range(count):
         now += dice.choice([0, 0, 0, 50, MS, 700 * MS])
@@ -103,7 +106,7 @@ def mixed(count: int, seed: int) -> Printed:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_a_stream_that_breaks_again_and_again_loses_and_doubles_nothing(tmp_path: Path, seed: int) -> None:
+def test_a_stream_that_breaks_often_loses_and_repeats_no_line(tmp_path: Path, seed: int) -> None:
     printed, dice = mixed(300, seed), random.Random(seed)
     sink, launch = CollectingSink(), make_launch("true")
     buffer = OutputBuffer(launch, tmp_path, tail_only=False)
@@ -115,57 +118,57 @@ def test_a_stream_that_breaks_again_and_again_loses_and_doubles_nothing(tmp_path
     assert sink.texts(launch) == texts(printed)
 
 
-def test_what_docker_has_thrown_away_meanwhile_costs_nothing_that_comes_after(tmp_path: Path) -> None:
+def test_lines_that_docker_rotated_away_cost_no_later_line(tmp_path: Path) -> None:
     printed = lines(100)
     sink, launch = CollectingSink(), make_launch("true")
     buffer = OutputBuffer(launch, tmp_path, tail_only=False)
     read(buffer, printed[:50])
-    read(buffer, printed[40:])  # the files were rotated: its first lines are gone
+    read(buffer, printed[40:])  # Docker rotated its log files
     asyncio.run(send_all(buffer, sink))
     assert sink.texts(launch) == texts(printed)
 
 
-# -- a worker that was killed -----------------------------------------------------------------
+# -- a killed worker --------------------------------------------------------------------------
 
 
-class KillsBeforeNoting(CollectingSink):
-    """Takes what it is sent so many times; then the worker dies before it can note that."""
+class KilledBeforeConfirm(CollectingSink):
+    """Accepts this number of batches. Then the worker is killed before it can confirm the last one."""
 
-    def __init__(self, takes: int) -> None:
+    def __init__(self, batches: int) -> None:
         super().__init__()
-        self.takes = takes
+        self.batches = batches
 
     async def send(self, lines: list[LogLine]) -> None:
         await super().send(lines)
-        self.takes -= 1
-        if not self.takes:
+        self.batches -= 1
+        if not self.batches:
             raise asyncio.CancelledError
 
 
-@pytest.mark.parametrize("takes", [1, 2, 3])
+@pytest.mark.parametrize("batches", [1, 2, 3])
 @pytest.mark.parametrize("seed", range(5))
-def test_the_next_worker_goes_on_where_the_killed_one_was(tmp_path: Path, takes: int, seed: int) -> None:
+def test_the_next_worker_continues_after_the_killed_one(tmp_path: Path, batches: int, seed: int) -> None:
     printed = mixed(1800, seed)
-    launch, sink = make_launch("true"), KillsBeforeNoting(takes)
+    launch, sink = make_launch("true"), KilledBeforeConfirm(batches)
 
     async def work(buffer: OutputBuffer, seen: Printed) -> None:
         read(buffer, seen)
         sender = OutputSender(sink)
         sender.add("x", buffer)
-        while sink.takes and not buffer.is_empty:
+        while sink.batches and not buffer.is_empty:
             await asyncio.sleep(0.01)
         await sender.close()
 
     asyncio.run(work(OutputBuffer(launch, tmp_path, tail_only=False), printed[:1600]))
-    assert sink.takes == 0, "it was killed before all had been sent"
-    sink.takes = -1  # for ever
+    assert sink.batches == 0, "the worker was killed before all lines were sent"
+    sink.batches = -1  # without limit
     asyncio.run(work(OutputBuffer(launch, tmp_path, tail_only=False, adopted=True), printed))
     assert sink.texts(launch) == texts(printed)
     times = [line.at_us for line in sink.lines]
     assert times == sorted(times)
 
 
-def test_what_an_earlier_attempt_printed_is_not_taken_for_this_ones(tmp_path: Path) -> None:
+def test_lines_of_an_earlier_attempt_are_not_counted(tmp_path: Path) -> None:
     sink, first = CollectingSink(), make_launch("true")
     arrived = [LogLine(first.job.id, START_NS // 1000 - 9_000_000 + n, "earlier") for n in range(5)]
     sink.lines += arrived
@@ -176,11 +179,11 @@ def test_what_an_earlier_attempt_printed_is_not_taken_for_this_ones(tmp_path: Pa
     assert sink.texts(second) == ["earlier"] * 5 + texts(lines(10))
 
 
-# -- a server that is away --------------------------------------------------------------------
+# -- a server that does not answer ------------------------------------------------------------
 
 
-class AnswersGetLost(CollectingSink):
-    """Every other time it takes what it is sent, and the sender hears of an error."""
+class LosesAnswers(CollectingSink):
+    """Accepts all batches, but raises an error for every other one."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -190,18 +193,18 @@ class AnswersGetLost(CollectingSink):
         await super().send(lines)
         self.calls += 1
         if self.calls % 2:
-            raise ConnectionError("the answer got lost")
+            raise ConnectionError("the answer was lost")
 
 
-def test_an_answer_that_gets_lost_doubles_nothing(tmp_path: Path) -> None:
-    sink, launch = AnswersGetLost(), make_launch("true")
+def test_a_lost_answer_repeats_no_line(tmp_path: Path) -> None:
+    sink, launch = LosesAnswers(), make_launch("true")
     buffer = OutputBuffer(launch, tmp_path, tail_only=False)
     read(buffer, lines(1700))
     asyncio.run(send_all(buffer, sink))
     assert sink.texts(launch) == texts(lines(1700))
 
 
-def test_a_server_that_comes_back_gets_everything_even_of_a_job_that_is_over(tmp_path: Path) -> None:
+def test_lines_are_sent_after_an_outage_even_if_the_job_has_ended(tmp_path: Path) -> None:
     sink, launch = CollectingSink(), make_launch("true")
     sink.fails = True
 
@@ -211,7 +214,7 @@ def test_a_server_that_comes_back_gets_everything_even_of_a_job_that_is_over(tmp
         read(buffer, lines(30))
         await sender.drain("x", 0.05)
         assert not sink.lines
-        sender.remove("x")  # its end was noted meanwhile
+        sender.remove("x")  # its end was recorded meanwhile
         sink.fails = False
         await sender.drain("x", 10)
         await sender.close()
@@ -220,17 +223,17 @@ def test_a_server_that_comes_back_gets_everything_even_of_a_job_that_is_over(tmp
     assert sink.texts(launch) == texts(lines(30))
 
 
-def test_a_resumed_feed_waits_until_the_server_can_tell_what_arrived(tmp_path: Path) -> None:
-    class CannotTell(CollectingSink):
-        asked = 0
+def test_an_adopted_buffer_waits_until_the_server_can_count_its_lines(tmp_path: Path) -> None:
+    class CannotCount(CollectingSink):
+        calls = 0
 
         async def count_after(self, job_id: str, at_us: int) -> int:
-            self.asked += 1
-            if self.asked < 3:
+            self.calls += 1
+            if self.calls < 3:
                 raise ConnectionError("not yet")
             return await super().count_after(job_id, at_us)
 
-    sink, launch = CannotTell(), make_launch("true")
+    sink, launch = CannotCount(), make_launch("true")
     sink.lines = [LogLine(launch.job.id, at_ns // 1000, text) for at_ns, text in lines(4)]
     buffer = OutputBuffer(launch, tmp_path, tail_only=False, adopted=True)
     read(buffer, lines(10))
@@ -238,23 +241,23 @@ def test_a_resumed_feed_waits_until_the_server_can_tell_what_arrived(tmp_path: P
     assert sink.texts(launch) == texts(lines(10))
 
 
-# -- a flood, and a flow that logs by itself --------------------------------------------------
+# -- too many lines, and flows that log to Prefect themselves ---------------------------------
 
 
-def test_of_a_flood_the_end_is_kept_and_the_gap_is_told(tmp_path: Path) -> None:
+def test_too_many_lines_are_cut_at_the_start_with_a_note(tmp_path: Path) -> None:
     sink, launch = CollectingSink(), make_launch("true")
     buffer = OutputBuffer(launch, tmp_path, tail_only=False)
     read(buffer, lines(output.MOST_PENDING + 10, step_ns=1000))
     asyncio.run(send_all(buffer, sink))
-    [told] = [line.text for line in sink.lines if line.from_worker]
-    assert told.startswith("10,000 lines came too fast")
+    [note] = [line.text for line in sink.lines if line.from_worker]
+    assert note.startswith("10,000 lines came too fast")
     assert sink.texts(launch) == texts(lines(10_010, first=10_000))
 
 
-def test_many_containers_are_served_together(tmp_path: Path) -> None:
+def test_the_lines_of_many_containers_are_sent_together(tmp_path: Path) -> None:
     sink, launches = CollectingSink(), [make_launch("true") for _ in range(40)]
 
-    async def all_at_once() -> None:
+    async def send_all_buffers() -> None:
         sender = OutputSender(sink)
         for launch in launches:
             buffer = OutputBuffer(launch, tmp_path, tail_only=False)
@@ -264,11 +267,11 @@ def test_many_containers_are_served_together(tmp_path: Path) -> None:
             await sender.drain(launch.id, 10)
         await sender.close()
 
-    asyncio.run(all_at_once())
+    asyncio.run(send_all_buffers())
     assert all(sink.texts(launch) == texts(lines(100)) for launch in launches)
 
 
-def quiet_one(tmp_path: Path, then: Callable[[OutputBuffer], None]) -> tuple[CollectingSink, Launch]:
+def send_tail_only(tmp_path: Path, then: Callable[[OutputBuffer], None]) -> tuple[CollectingSink, Launch]:
     sink, launch = CollectingSink(), make_launch("true", handles_intents=True)
     buffer = OutputBuffer(launch, tmp_path, tail_only=True)
     read(buffer, lines(200))
@@ -277,26 +280,26 @@ def quiet_one(tmp_path: Path, then: Callable[[OutputBuffer], None]) -> tuple[Col
     return sink, launch
 
 
-def test_a_flow_that_ended_well_is_not_repeated(tmp_path: Path) -> None:
-    sink, launch = quiet_one(tmp_path, lambda buffer: None)
+def test_the_output_of_a_successful_flow_is_not_sent(tmp_path: Path) -> None:
+    sink, launch = send_tail_only(tmp_path, lambda buffer: None)
     assert sink.texts(launch) == []
 
 
-def test_of_a_flow_that_ended_badly_the_last_words_are_shown(tmp_path: Path) -> None:
-    sink, launch = quiet_one(tmp_path, OutputBuffer.release_tail)
+def test_the_last_lines_of_a_failed_flow_are_sent(tmp_path: Path) -> None:
+    sink, launch = send_tail_only(tmp_path, OutputBuffer.release_tail)
     assert sink.texts(launch) == texts(lines(50, first=150))
 
 
-# -- lines that Docker cut --------------------------------------------------------------------
+# -- lines that Docker splits -----------------------------------------------------------------
 
 
-def test_pieces_of_a_long_line_are_put_together_though_another_stream_comes_between() -> None:
+def test_the_pieces_of_a_long_line_are_joined() -> None:
     assembler, time, later = (
         LineAssembler(),
         b"2026-01-01T00:00:00.000000001Z ",
         b"2026-01-01T00:00:00.000000002Z ",
     )
-    heard = [
+    lines = [
         line
         for message in (
             time + b"a" * 16384,
@@ -307,24 +310,24 @@ def test_pieces_of_a_long_line_are_put_together_though_another_stream_comes_betw
         )
         for line in assembler.add(message)
     ]
-    assert [text for _, text in heard] == ["err", "a" * 16384 + "b" * 10 + "c"]
+    assert [text for _, text in lines] == ["err", "a" * 16384 + "b" * 10 + "c"]
     assert [text for _, text in assembler.unfinished()] == ["tail"]
 
 
-def test_a_character_that_was_cut_in_two_is_whole_again() -> None:
+def test_a_split_character_is_joined() -> None:
     assembler, time = LineAssembler(), b"2026-01-01T00:00:00Z "
     euro = "€".encode()
     assert list(assembler.add(time + euro[:1])) == []
     assert [text for _, text in assembler.add(time + euro[1:] + b"\n")] == ["€"]
 
 
-def test_of_a_progress_bar_what_is_seen_last_is_shown() -> None:
+def test_only_the_last_state_of_a_progress_bar_is_kept() -> None:
     [(_, text)] = LineAssembler().add(b"2026-01-01T00:00:00Z \r10%\r50%\r100%\n")
     assert text == "100%"
 
 
-def test_a_line_without_end_is_shown_in_pieces() -> None:
+def test_an_endless_line_is_cut_into_pieces() -> None:
     assembler, time = LineAssembler(), b"2026-01-01T00:00:00Z "
-    heard = [text for _ in range(10) for _, text in assembler.add(time + b"x" * 16384)]
-    assert [len(text) for text in heard] == [output.LONGEST_LINE] * 2
+    lines = [text for _ in range(10) for _, text in assembler.add(time + b"x" * 16384)]
+    assert [len(text) for text in lines] == [output.LONGEST_LINE] * 2
     assert sum(len(text) for _, text in assembler.unfinished()) == 10 * 16384 - 2 * output.LONGEST_LINE

@@ -1,20 +1,23 @@
-"""Fixtures of the tests with Docker: engines with images, a registry, and addresses that containers reach."""
+"""Fixtures of the tests with Docker: engines with images, a registry, a way to reach Prefect."""
 
 from __future__ import annotations
 
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
+from docker.errors import APIError, NotFound
 from docker_hosts.daemon import Daemon, can_run
 from docker_hosts.images import bare_image, prefect_image
 from docker_hosts.lossy_proxy import LossyProxy
 from docker_hosts.registry import Registry, can_serve
 from docker_hosts.relay import Relay
+
+from gpu_flows.runtimes.docker import host_health
 
 BARE, PREFECT = "bare:test", "prefect:test"
 
@@ -39,6 +42,19 @@ def engine() -> Iterator[Daemon]:
     with Daemon() as daemon:
         bare_image(daemon.client(), BARE)
         yield daemon
+
+
+@pytest.fixture
+def clean_engine(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[None]:
+    """Check hosts often, and leave no container on the shared engine to the next test."""
+    monkeypatch.setattr(host_health, "CHECK_INTERVAL_S", 0.3)
+    yield
+    if "engine" in request.fixturenames:
+        for container in (
+            request.getfixturevalue("engine").client().containers.list(all=True, ignore_removed=True)
+        ):
+            with suppress(NotFound, APIError):
+                container.remove(force=True)
 
 
 @pytest.fixture(scope="module")
@@ -105,8 +121,8 @@ def image_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def reachable() -> Iterator[Callable[[str, Daemon], str]]:
-    """A function that turns a URL on this machine's loopback, such as `stack.api_url`, into one that containers
-    of an engine can reach."""
+    """A function that turns a URL on this machine's loopback, such as `stack.api_url`, into one that
+    containers of an engine can reach."""
     with ExitStack() as opened:
         relays: dict[tuple[int, str], Relay] = {}
 

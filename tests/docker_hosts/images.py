@@ -176,7 +176,7 @@ def _add_packages(tar: Archive) -> None:
 
 
 def _runs_in_a_job(file: PurePath) -> bool:
-    """Whether the package may need the file in a job; its developers and Prefect's server may need others."""
+    """Whether a job may need the file. Developers and Prefect's server need further ones."""
     outside = ".." in file.parts  # commands in the environment's bin, whose first line names its Python
     needless = str(file).startswith(LEFT_OUT_FOLDERS) or "tests" in file.parts[:-1]
     return not (outside or needless or file.suffix in LEFT_OUT_ENDINGS)

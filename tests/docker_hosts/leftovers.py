@@ -80,7 +80,7 @@ def kill(processes: Iterable[psutil.Process]) -> None:
 
 
 def wait_for_end(processes: Iterable[psutil.Process], timeout_s: float = TIMEOUT_S) -> None:
-    """Wait until these processes have ended. A zombie, which its parent has not waited for, counts as ended."""
+    """Wait until these processes have ended. A zombie counts as ended."""
     waited_for = list(processes)
     wait_until(lambda: not any(_runs(process) for process in waited_for), timeout_s, every_s=0.01)
 

@@ -25,9 +25,9 @@ STREAMS = re.compile(
 
 
 class LossyProxy(Proxy):
-    """`probability` is how likely an answer is lost, and `only` selects calls, by method and path. Both may be
-    changed at any time. `lost` are the calls whose answer was lost; `passed` counts the other ones, without
-    streams."""
+    """`probability` is how likely an answer is lost, and `only` selects calls, by method and path. Both may
+    be changed at any time. `lost` are the calls whose answer was lost; `passed` counts the other ones,
+    without streams."""
 
     def __init__(
         self,
@@ -116,7 +116,7 @@ def _is_stream(target: str, headers: dict[str, str]) -> bool:
 
 
 def _read_head(source: BinaryIO) -> tuple[str, dict[str, str], bytes]:
-    """Return the first line, the headers by lower-case name, and all bytes; empty at the end of the stream."""
+    """Return the first line, the headers by lower-case name, and all bytes; empty at the end."""
     head = bytearray()
     while line := source.readline():
         head += line
