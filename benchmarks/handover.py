@@ -100,25 +100,16 @@ def main() -> int:
 
     print(f"A device changing hands {len(handovers)} times, {waiting:,} or more waiting, in ms\n")
     print(f"{'':<40}{SPREAD_HEADING}")
-    for name, gap in {"by the processes": BY_PROCESSES, "by the warehouse": BY_WAREHOUSE}.items():
+    gaps = {"by the processes": BY_PROCESSES, "by the warehouse": BY_WAREHOUSE}
+    for name, gap in gaps.items():
         print(f"{name:<40}{spread(gap).text(1000, 0)}")
     print("parts")
     for name, gap in PARTS.items():
         print(f"  {name:<38}{spread(gap).text(1000, 0)}")
 
     goals = [
-        Goal(
-            "device free to next launched, by the processes",
-            1000 * spread(BY_PROCESSES).median,
-            GOAL_MS,
-            " ms",
-        ),
-        Goal(
-            "device free to next launched, by the warehouse",
-            1000 * spread(BY_WAREHOUSE).median,
-            GOAL_MS,
-            " ms",
-        ),
+        Goal(f"device free to next launched, {name}", 1000 * spread(gap).median, GOAL_MS, " ms")
+        for name, gap in gaps.items()
     ]
     return conclude(goals, {"waiting": waiting, "turns": [asdict(turn) for turn in turns]}, given.json)
 

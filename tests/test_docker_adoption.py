@@ -141,7 +141,8 @@ def test_without_configured_hosts_no_attempt_counts_as_lost(engine: Daemon, tmp_
         later = DockerRuntime(AttemptStore(tmp_path), "test", CollectingSink(), on_found=found.append)
         assert await later.find() == []
         later.configure_hosts([host_settings(engine)], ContainerRules(), one_for_all=False)
-        await wait_for(lambda: [each.launch.id for each in found if each.alive] == [launch.id], "it is found")
+        await wait_for(lambda: [attempt.launch.id for attempt in found] == [launch.id], "it is found")
+        assert found[0].alive
         await later.kill_all()
         await later.close()
 

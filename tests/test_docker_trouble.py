@@ -78,15 +78,15 @@ def test_containers_outlive_their_worker_and_are_adopted(engine: Daemon, tmp_pat
         found = await runtime.find()
         assert len(found) == 6
         assert not late, "`find` returns them, so `on_found` does not"
-        ends = await asyncio.gather(*(runtime.wait(each.attempt) for each in found if each.attempt))
+        ends = await asyncio.gather(*(runtime.wait(item.attempt) for item in found if item.attempt))
         assert sorted(end.exit_code or 0 for end in ends) == [0, 1, 2, 3, 4, 5]
         assert not any(end.lost for end in ends)
-        for each, end in zip(found, ends, strict=True):
-            assert each.attempt
-            assert sorted(sink.texts(each.launch)) == expected_output(end.exit_code or 0)
-            times = [line.at_us for line in sink.printed(each.launch.job.id)]
+        for item, end in zip(found, ends, strict=True):
+            assert item.attempt
+            assert sorted(sink.texts(item.launch)) == expected_output(end.exit_code or 0)
+            times = [line.at_us for line in sink.printed(item.launch.job.id)]
             assert times == sorted(set(times))
-            runtime.forget(each.launch)
+            runtime.forget(item.launch)
         assert list_containers(engine) == before
         await runtime.close()
 

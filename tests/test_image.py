@@ -78,9 +78,7 @@ def test_the_image_has_an_unprivileged_user_and_no_build_files(image: Callable[.
 def test_the_image_works_as_probe_image(image: Callable[..., str], prefect_engine: Daemon) -> None:
     probe = ContainerProbe(Host(DockerHost(name="one", url=prefect_engine.url)), TAG, "test", 1.0)
     try:
-        with pytest.raises(
-            NoAnswer, match="NVML on host one failed"
-        ):  # the probe ran, but there is no driver
+        with pytest.raises(NoAnswer, match="NVML on host one failed"):  # it ran without a driver
             probe.look(patient=True)
     finally:
         probe.close()

@@ -38,6 +38,13 @@ def containers(*engines: Daemon) -> dict[str, str]:
     return found
 
 
+def three_hosts(new_stack: Callable[..., Stack], engines: list[Daemon]) -> tuple[Stack, Pool]:
+    """Start a stack whose hosts are these engines, with 4 devices each."""
+    hosts = [f"host-{number}={engine.url},gpus=4" for number, engine in enumerate(engines, start=1)]
+    stack = new_stack("", hosts=hosts)
+    return stack, Pool(stack, flow="container")
+
+
 def test_a_bare_container_from_the_form(new_stack: Callable[..., Stack], engine: Daemon) -> None:
     """States, output and end of a container without Prefect: completed, failed and cancelled."""
     stack = new_stack("", hosts=[f"one={engine.url},gpus=4"])
@@ -89,9 +96,7 @@ def test_a_request_against_the_rules_is_refused_without_a_call_to_docker(
 def test_three_hosts_under_two_policies(new_stack: Callable[..., Stack], three_engines: list[Daemon]) -> None:
     """20 jobs of 1 to 4 devices, under FIFO and, after a swap, Round Robin: all complete, no device is held
     twice, and Round Robin uses the hosts in turn."""
-    hosts = [f"host-{number}={each.url},gpus=4" for number, each in enumerate(three_engines, start=1)]
-    stack = new_stack("", hosts=hosts)
-    pool = Pool(stack, flow="container")
+    _, pool = three_hosts(new_stack, three_engines)
     first = [bare(pool, "sleep 1", gpus=1 + number % 4) for number in range(10)]
     for run in first:
         assert pool.until(run, *ENDS)["state"]["name"] == "Completed"
@@ -118,9 +123,7 @@ def test_a_restarted_worker_adopts_its_containers(
 ) -> None:
     """6 containers go on running without a worker. All are adopted, each line of output arrives once, and the
     ends without a worker are recorded."""
-    hosts = [f"host-{number}={each.url},gpus=4" for number, each in enumerate(three_engines, start=1)]
-    stack = new_stack("", hosts=hosts)
-    pool = Pool(stack, flow="container")
+    stack, pool = three_hosts(new_stack, three_engines)
     count = "for i in 1 2 3 4 5 6 7 8; do echo line $i; sleep {pause}; done; exit {code}"
     runs = [bare(pool, count.format(pause=1.5, code=0), gpus=2) for _ in range(4)]
     runs += [bare(pool, count.format(pause=0.4, code=code), gpus=2) for code in (0, 5)]
@@ -167,8 +170,8 @@ def test_a_flow_in_a_container(
     prefect_engine: Daemon,
     reachable: Callable[[str, Daemon], str],
 ) -> None:
-    """The image has Prefect and the flow: the run reports its own states, and can be cancelled. The image does
-    not need the folder from which the flow was deployed."""
+    """The image has Prefect and the flow: the run reports its own states, and can be cancelled. It does not
+    need the folder from which the flow was deployed."""
     stack = new_stack("", hosts=[f"one={prefect_engine.url},gpus=4"])
     pool = Pool(stack, flow="command", folder="/only/here")
     pool.save_rules(api_url=reachable(stack.api_url, prefect_engine))

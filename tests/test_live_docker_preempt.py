@@ -24,7 +24,8 @@ while [ $n -lt 40 ]; do n=$((n+1)); sleep 0.2; done; echo to $n'"""
 def test_a_container_moves_to_another_host(
     new_stack: Callable[..., Stack], new_engine: Callable[..., Daemon], reached_by: str
 ) -> None:
-    """A host with a local socket has the worker's files, so checkpoints are mounted. Over tcp they are copied."""
+    """A host with a local socket has the worker's files, so checkpoints are mounted; over tcp they are
+    copied."""
     engines = [new_engine(name, tcp=reached_by == "tcp") for name in ("first", "second")]
     urls = [engine.tcp_url if reached_by == "tcp" else engine.url for engine in engines]
     insecure = ",insecure=true" if reached_by == "tcp" else ""

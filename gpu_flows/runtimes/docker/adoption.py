@@ -74,26 +74,26 @@ class Adoption:
             for _, launch in self._attempt_store.open_attempts():
                 if launch.container is not None and self._is_unknown(launch):
                     found.append(await self._find_stored(launch, hosts.find(launch.node)))
-            for on in [monitored for monitored in hosts.configured() if not monitored.health.trouble]:
+            for monitored in [host for host in hosts.configured() if not host.health.trouble]:
                 with contextlib.suppress(HostUnreachable, APIError):
-                    for listed in await on.host.call(on.health.list_containers):
+                    for listed in await monitored.host.call(monitored.health.list_containers):
                         carried = read_listed_launch(listed)
                         if carried and self._is_unknown(carried) and listed["State"] != "created":
-                            found.append(await self._adopt(carried, on))
+                            found.append(await self._adopt(carried, monitored))
         self._has_searched = True
         return found
 
-    async def _find_stored(self, launch: Launch, on: MonitoredHost | None) -> Found:
+    async def _find_stored(self, launch: Launch, monitored: MonitoredHost | None) -> Found:
         """Find the container of an attempt that an earlier worker put into the store."""
         ended = Found(launch, Attempt(launch, "", time.time()), alive=False)
         never_started = Found(launch, None, alive=False)
-        if on is None:
+        if monitored is None:
             return ended  # its host is no longer configured
         try:
-            inspected = await _inspect(on, launch)
+            inspected = await _inspect(monitored, launch)
             is_ours = is_same_attempt(launch, self._installation, inspected["Config"].get("Labels") or {})
             if is_ours and not has_started(inspected):  # the worker died between create and start
-                await self.remove(on.host, inspected["Id"])
+                await self.remove(monitored.host, inspected["Id"])
                 return never_started
         except NotFound:
             is_ours = False
@@ -101,45 +101,45 @@ class Adoption:
             is_ours = True
         if not is_ours:
             return ended if self._attempt_store.has_started(launch.id) else never_started
-        return await self._adopt(launch, on)
+        return await self._adopt(launch, monitored)
 
-    async def _adopt(self, launch: Launch, on: MonitoredHost) -> Found:
+    async def _adopt(self, launch: Launch, monitored: MonitoredHost) -> Found:
         """Follow a container that an earlier worker launched."""
-        self._running.launching[launch.id] = on
+        self._running.launching[launch.id] = monitored
         with contextlib.suppress(FileExistsError, LaunchError):
             self._attempt_store.create(launch)
         folder = self._attempt_store.folder(launch)
         buffer = OutputBuffer(launch, folder, tail_only=launch.handles_intents, adopted=True)
         started, alive = time.time(), True
         with contextlib.suppress(HostUnreachable, APIError):
-            state = (await _inspect(on, launch))["State"]
+            state = (await _inspect(monitored, launch))["State"]
             alive = bool(state["Running"])
             started = parse_time_ns(state["StartedAt"]) / 1e9 or started
         self._sender.add(launch.id, buffer)
-        self._running.follow(launch, on, buffer)
+        self._running.follow(launch, monitored, buffer)
         self._running.launching.pop(launch.id, None)
-        return Found(launch, describe_attempt(launch, on, started), alive)
+        return Found(launch, describe_attempt(launch, monitored, started), alive)
 
     def _is_unknown(self, launch: Launch) -> bool:
         return not self._running.knows(launch.id) and not self._attempt_store.has_ended(launch.id)
 
     # -- with every health report -------------------------------------------------------------
 
-    def check_containers(self, on: MonitoredHost, report: HealthReport, keep_seconds: float) -> None:
+    def check_containers(self, monitored: MonitoredHost, report: HealthReport, keep_seconds: float) -> None:
         """Adopt the report's unknown containers, and remove those that are no longer needed."""
         if report.trouble or not self._has_searched or not self._may_act():
             return
         for listed in report.containers:
             if launch := read_listed_launch(listed):
-                self._check_container(launch, on, listed, keep_seconds)
+                self._check_container(launch, monitored, listed, keep_seconds)
 
     def _check_container(
-        self, launch: Launch, on: MonitoredHost, listed: dict[str, Any], keep_seconds: float
+        self, launch: Launch, monitored: MonitoredHost, listed: dict[str, Any], keep_seconds: float
     ) -> None:
-        remove = partial(self.remove_soon, on.host, listed["Id"])
+        remove = partial(self.remove_soon, monitored.host, listed["Id"])
         if self._is_unknown(launch):
             if listed["State"] != "created":
-                self._spawn(self._adopt_late(launch, on))
+                self._spawn(self._adopt_late(launch, monitored))
             elif time.time() - listed["Created"] > UNSTARTED_S:
                 remove()
         elif not self._running.knows(launch.id):
@@ -151,9 +151,9 @@ class Adoption:
                 if listed["State"] == "running" or (is_old and not self._checkpoints.needs_container(launch)):
                     remove()
 
-    async def _adopt_late(self, launch: Launch, on: MonitoredHost) -> None:
+    async def _adopt_late(self, launch: Launch, monitored: MonitoredHost) -> None:
         async with self._adopting:
-            found = await self._adopt(launch, on) if self._is_unknown(launch) else None
+            found = await self._adopt(launch, monitored) if self._is_unknown(launch) else None
         if found:
             self._on_found(found)
 
@@ -174,12 +174,12 @@ class Adoption:
             task.cancel()
 
 
-def describe_attempt(launch: Launch, on: MonitoredHost, started: float) -> Attempt:
+def describe_attempt(launch: Launch, monitored: MonitoredHost, started: float) -> Attempt:
     """Return the attempt, with an identifier that names the worker's machine, the host and the container."""
-    return Attempt(launch, f"{socket.gethostname()}:{on.host.name}/{container_name(launch)}", started)
+    return Attempt(launch, f"{socket.gethostname()}:{monitored.host.name}/{container_name(launch)}", started)
 
 
-async def _inspect(on: MonitoredHost, launch: Launch) -> dict[str, Any]:
-    if on.health.trouble:
-        raise HostUnreachable(on.health.trouble)  # without waiting for another timeout
-    return dict(await on.host.call(lambda api: api.inspect_container(container_name(launch))))
+async def _inspect(monitored: MonitoredHost, launch: Launch) -> dict[str, Any]:
+    if monitored.health.trouble:
+        raise HostUnreachable(monitored.health.trouble)  # without waiting for another timeout
+    return dict(await monitored.host.call(lambda api: api.inspect_container(container_name(launch))))

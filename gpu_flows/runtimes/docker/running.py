@@ -18,7 +18,7 @@ class RunningContainer:
     """A container that is followed until its end is recorded everywhere."""
 
     launch: Launch
-    on: MonitoredHost
+    monitored: MonitoredHost
     buffer: OutputBuffer
     ended: asyncio.Future[End]
     may_start: bool  # the follower starts the container if it finds that it has not started
@@ -37,11 +37,11 @@ class RunningContainers:
         self.launching: dict[str, MonitoredHost] = {}
 
     def follow(
-        self, launch: Launch, on: MonitoredHost, buffer: OutputBuffer, may_start: bool = False
+        self, launch: Launch, monitored: MonitoredHost, buffer: OutputBuffer, may_start: bool = False
     ) -> None:
         """Follow the container of a launch; its `ended` is set when it has ended."""
         loop = asyncio.get_running_loop()
-        running = RunningContainer(launch, on, buffer, loop.create_future(), may_start)
+        running = RunningContainer(launch, monitored, buffer, loop.create_future(), may_start)
         self.by_attempt[launch.id] = running
 
         def set_end(end: End) -> None:
@@ -52,7 +52,9 @@ class RunningContainers:
             with contextlib.suppress(RuntimeError):  # the loop is closing
                 loop.call_soon_threadsafe(set_end, end)
 
-        running.follower = ContainerFollower(on.host, launch, buffer, on_end, lambda: running.may_start)
+        running.follower = ContainerFollower(
+            monitored.host, launch, buffer, on_end, lambda: running.may_start
+        )
 
     def forget(self, attempt: str) -> RunningContainer | None:
         """Stop following the container of an attempt, and return it."""
@@ -67,7 +69,7 @@ class RunningContainers:
 
     def hosts(self) -> list[MonitoredHost]:
         """Return the hosts that are in use."""
-        return [running.on for running in self.by_attempt.values()] + list(self.launching.values())
+        return [running.monitored for running in self.by_attempt.values()] + list(self.launching.values())
 
     def close(self) -> None:
         for running in self.by_attempt.values():

@@ -46,7 +46,7 @@ FIRST_USAGE_S = 0.3  # after a start: the memory use of a very short job is to b
 class DockerRuntime:
     """A `Runtime` whose attempts are containers on Docker hosts.
 
-    `installation` is a label that tells its containers from those of other installations. `sink` receives
+    `installation` is a label that separates its containers from those of other installations. `sink` receives
     what containers print. `on_found` is called for attempts that are found after `find`, `on_host` with a
     host's name when it goes down (with the reason) or comes up (with an empty text). Containers are
     adopted and removed only while this worker `may_act` for the pool, and kept while a job `will_resume`
@@ -63,7 +63,7 @@ class DockerRuntime:
         may_act: Callable[[], bool] = lambda: True,
         will_resume: Callable[[str], bool] = lambda job_id: False,
     ) -> None:
-        self._attempt_store, self._installation = attempt_store, installation
+        self._attempt_store, self.installation = attempt_store, installation
         self._checkpoints = CheckpointTransfer(attempt_store, will_resume)
         self._sender = OutputSender(sink)
         self._running = RunningContainers()
@@ -87,33 +87,35 @@ class DockerRuntime:
 
     def describe_trouble(self, node: str) -> str:
         """Return why the node's host is down; empty if it is up."""
-        on = self._hosts.find(node)
-        return on.health.trouble if on else ""
+        monitored = self._hosts.find(node)
+        return monitored.health.trouble if monitored else ""
 
-    def _check_containers(self, on: MonitoredHost, report: HealthReport) -> None:
-        self._adoption.check_containers(on, report, self._hosts.rules.keep_seconds)
+    def _check_containers(self, monitored: MonitoredHost, report: HealthReport) -> None:
+        self._adoption.check_containers(monitored, report, self._hosts.rules.keep_seconds)
 
     # -- launch -------------------------------------------------------------------------------
 
     async def launch(self, launch: Launch, still_wanted: Callable[[], bool] = lambda: True) -> Attempt:
-        on = self._choose_host(launch)
+        monitored = self._choose_host(launch)
         if running := self._running.by_attempt.get(launch.id):
-            return describe_attempt(launch, running.on, time.time())
+            return describe_attempt(launch, running.monitored, time.time())
         if self._attempt_store.has_ended(launch.id):
             raise LaunchError(f"attempt {launch.id} has ended and cannot be launched again")
         with contextlib.suppress(FileExistsError):
             self._attempt_store.create(launch)
         folder = self._attempt_store.folder(launch)
         buffer = OutputBuffer(launch, folder, tail_only=launch.handles_intents)
-        self._running.launching[launch.id] = on
+        self._running.launching[launch.id] = monitored
         self._sender.add(launch.id, buffer)
         try:
-            await on.host.run_long(partial(self._start, on.host, launch, still_wanted, buffer))
+            await monitored.host.run_long(partial(self._start, monitored.host, launch, still_wanted, buffer))
         except StartUnconfirmed as error:
-            log.warning("Unknown yet whether %s started on %s: %s", launch.job.name, on.host.name, error)
+            log.warning(
+                "Unknown yet whether %s started on %s: %s", launch.job.name, monitored.host.name, error
+            )
         except Exception as error:
             if isinstance(error, NodeUnreachable):
-                on.health.check_now()
+                monitored.health.check_now()
             await self._sender.drain(launch.id, DRAIN_S)
             self._sender.remove(launch.id)
             # Not discarded: a container may remain under this attempt number, so it is not used again.
@@ -122,19 +124,19 @@ class DockerRuntime:
         finally:
             self._running.launching.pop(launch.id, None)
         started = time.time()
-        self._running.follow(launch, on, buffer, may_start=True)
-        asyncio.get_running_loop().call_later(FIRST_USAGE_S, on.health.check_now)
-        return describe_attempt(launch, on, started)
+        self._running.follow(launch, monitored, buffer, may_start=True)
+        asyncio.get_running_loop().call_later(FIRST_USAGE_S, monitored.health.check_now)
+        return describe_attempt(launch, monitored, started)
 
     def _choose_host(self, launch: Launch) -> MonitoredHost:
-        on = self._hosts.find(launch.node)
-        if on is None:
+        monitored = self._hosts.find(launch.node)
+        if monitored is None:
             raise LaunchError(f"no Docker host serves node {launch.node!r}; add it to the cluster block")
         if not self._hosts.one_for_all and len({device.node for device in launch.devices}) > 1:
             raise LaunchError("a container runs on one host: leave may_span_nodes off")
-        if on.health.trouble:
-            raise NodeUnreachable(on.health.trouble)
-        return on
+        if monitored.health.trouble:
+            raise NodeUnreachable(monitored.health.trouble)
+        return monitored
 
     def _start(
         self, host: Host, launch: Launch, still_wanted: Callable[[], bool], buffer: OutputBuffer
@@ -152,7 +154,7 @@ class DockerRuntime:
 
         mounts = checkpoint_mounts(launch, host)
         ContainerStart(
-            host, launch, self._installation, rules, still_wanted, before_start, report, mounts
+            host, launch, self.installation, rules, still_wanted, before_start, report, mounts
         ).run()
 
     # -- end ----------------------------------------------------------------------------------
@@ -162,11 +164,11 @@ class DockerRuntime:
         if running is None:
             return End(detail="The container no longer exists, so its exit code is unknown.", lost=True)
         end = await self._wait_for_end(running)
-        if usage := running.on.health.usage.get(running.name):
+        if usage := running.monitored.health.usage.get(running.name):
             end = replace(end, peak_memory_mb=usage.peak_memory_mb)
         if running.buffer.tail_only and (end.exit_code or end.lost):
             running.buffer.release_tail()
-        launch, host = running.launch, running.on.host
+        launch, host = running.launch, running.monitored.host
         if launch.checkpoints and not end.lost and not is_mounted(launch, host):
             with contextlib.suppress(HostUnreachable, APIError):
                 await host.call(lambda _: fetch_journal(host, launch))
@@ -175,7 +177,7 @@ class DockerRuntime:
 
     async def _wait_for_end(self, running: RunningContainer) -> End:
         """Return the container's end; if its host stays down for too long, that the container is lost."""
-        health = running.on.health
+        health = running.monitored.health
         while not running.ended.done():
             await asyncio.wait({running.ended}, timeout=1.0)
             down_s = health.down_s()
@@ -193,18 +195,18 @@ class DockerRuntime:
         asked_ago = self._attempt_store.mark_stop_requested(launch, intent)
         if asked_ago is None:
             with contextlib.suppress(HostUnreachable, APIError):
-                await running.on.host.call(lambda _: _request_stop(running, intent))
+                await running.monitored.host.call(lambda _: _request_stop(running, intent))
         await asyncio.wait({running.ended}, timeout=max(0.0, launch.grace_s - (asked_ago or 0.0)))
         while not running.ended.done() and launch.id in self._running.by_attempt:
             with contextlib.suppress(HostUnreachable, APIError):
-                await running.on.host.call(lambda api: api.kill(running.name, "SIGKILL"))
+                await running.monitored.host.call(lambda api: api.kill(running.name, "SIGKILL"))
             await asyncio.wait({running.ended}, timeout=2.0)
 
     def forget(self, launch: Launch) -> None:
         running = self._running.forget(launch.id)
-        is_unmonitored = running and self._hosts.is_unmonitored(running.on, launch.node)
+        is_unmonitored = running and self._hosts.is_unmonitored(running.monitored, launch.node)
         if running and is_unmonitored and not self._checkpoints.needs_container(launch):
-            self._adoption.remove_soon(running.on.host, running.name)
+            self._adoption.remove_soon(running.monitored.host, running.name)
         self._sender.remove(launch.id)
         self._attempt_store.mark_ended(launch)
         self._hosts.close_retired(in_use=self._running.hosts())
@@ -217,14 +219,16 @@ class DockerRuntime:
     def sample_activity(self) -> dict[str, float]:
         activity = {}
         for running in list(self._running.by_attempt.values()):  # a copy: this runs in another thread
-            if usage := running.on.health.usage.get(running.name):
+            if usage := running.monitored.health.usage.get(running.name):
                 activity[running.launch.job.id] = usage.activity
         return activity
 
     async def kill_all(self) -> None:
         """Remove all running containers without a grace period."""
-        running = self._running.by_attempt.values()
-        await asyncio.gather(*(self._adoption.remove(each.on.host, each.name) for each in running))
+        containers = self._running.by_attempt.values()
+        await asyncio.gather(
+            *(self._adoption.remove(running.monitored.host, running.name) for running in containers)
+        )
 
     async def close(self) -> None:
         """Stop following. Containers go on running, and the next worker adopts them."""
@@ -237,7 +241,7 @@ class DockerRuntime:
 def _request_stop(running: RunningContainer, intent: Intent) -> None:
     """Signal the container. Retried although the signal may then arrive twice: a job that gets none is
     killed without having saved its work."""
-    host, signal = running.on.host, "SIGTERM"
+    host, signal = running.monitored.host, "SIGTERM"
     if running.launch.handles_intents:
         signal = "SIGUSR1"
         tar = make_tar({INTENT_FILE: intent.encode()})
