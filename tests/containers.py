@@ -16,7 +16,6 @@ from docker_hosts.daemon import Daemon
 from gpu_flows.blocks import ContainerRules, DockerHost
 from gpu_flows.runtimes.attempt_store import AttemptStore
 from gpu_flows.runtimes.base import Container, End, Launch
-from gpu_flows.runtimes.docker.container_spec import container_name
 from gpu_flows.runtimes.docker.output import LogLine
 from gpu_flows.runtimes.docker.runtime import DockerRuntime
 from gpu_flows.schedulers.model import Device, Job
@@ -49,10 +48,6 @@ class CollectingSink:
         return [line.text for line in self.printed(launch.job.id)]
 
 
-def host_settings(daemon: Daemon, name: str = "host", **settings: Any) -> DockerHost:
-    return DockerHost(name=name, url=daemon.url, gpus=4, **settings)
-
-
 def make_launch(
     *command: str, node: str = "host", gpus: int = 1, image: str = "bare:test", **options: Any
 ) -> Launch:
@@ -76,7 +71,7 @@ def make_runtime(
     """Return a runtime of these hosts. To be called inside a running event loop."""
     rules, installation = options.pop("rules", ContainerRules()), options.pop("installation", "test")
     runtime = DockerRuntime(AttemptStore(folder), installation, sink or CollectingSink(), **options)
-    settings = [host_settings(host) if isinstance(host, Daemon) else host for host in hosts]
+    settings = [host.settings() if isinstance(host, Daemon) else host for host in hosts]
     runtime.configure_hosts(settings, rules, one_for_all=False)
     return runtime
 
@@ -112,24 +107,6 @@ def run_alone(folder: Path, host: DockerHost | Daemon, launch: Launch) -> tuple[
     return asyncio.run(main())
 
 
-def list_containers(engine: Daemon) -> dict[str, str]:
-    """Return the ids of an engine's containers, by name."""
-    containers = engine.client().containers.list(all=True, ignore_removed=True)
-    return {container.name: container.id for container in containers}
-
-
-def inspect(engine: Daemon, launch: Launch) -> dict[str, Any]:
-    return dict(engine.client().api.inspect_container(container_name(launch)))
-
-
-def commit_image(engine: Daemon, tag: str, *changes: str) -> str:
-    """Create an image: the bare one with these changes, in the language of Dockerfiles."""
-    container = engine.client().containers.create("bare:test")
-    container.commit(*tag.split(":"), changes=list(changes))
-    container.remove()
-    return tag
-
-
 async def wait_for(condition: Callable[[], T], description: str, timeout_s: float = 60.0) -> T:
     """Return the first truthy result. The timeout is a safety net for a slow machine, not an expectation."""
     deadline = time.monotonic() + timeout_s
@@ -137,8 +114,3 @@ async def wait_for(condition: Callable[[], T], description: str, timeout_s: floa
         assert time.monotonic() < deadline, f"not within {timeout_s:.0f} s: {description}"
         await asyncio.sleep(0.1)
     return result
-
-
-def collect_in(calls: list[Any]) -> Callable[..., None]:
-    """Return a callback that appends its arguments to the list."""
-    return lambda *arguments: calls.append(arguments)

@@ -8,18 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from containers import (
-    CollectingSink,
-    collect_in,
-    commit_image,
-    host_settings,
-    list_containers,
-    make_launch,
-    open_runtime,
-    run,
-    shell,
-    wait_for,
-)
+from containers import CollectingSink, make_launch, open_runtime, run, shell, wait_for
 from docker_hosts.daemon import Daemon
 
 from gpu_flows.blocks import ContainerRules
@@ -36,7 +25,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("clean_engine")]
 
 def create(engine: Daemon, launch: Launch, installation: str = "test") -> str:
     """Create a container as a worker does, and return its id."""
-    api, host = engine.client().api, Host(host_settings(engine))
+    api, host = engine.client().api, Host(engine.settings())
     arguments = create_arguments(api, launch, installation, host, ContainerRules())
     return str(api.create_container(**arguments)["Id"])
 
@@ -53,7 +42,7 @@ def test_only_our_containers_that_are_no_longer_needed_are_removed(
             client.containers.run("bare:test", "true", name="gf-looks-like-ours-1", detach=True).wait()
             labels = container_labels(make_launch("true"), "test")
             changes = [f"LABEL {key}={json.dumps(value)}" for key, value in labels.items()]
-            forged = commit_image(engine, "forged:test", *changes)
+            forged = engine.commit_image("forged:test", *changes)
             client.containers.run(forged, "true", name="forged", detach=True).wait()
             client.containers.run(forged, "sleep 60", name="gf-forged-1", detach=True)
             other = make_launch("sleep", "60")
@@ -70,9 +59,9 @@ def test_only_our_containers_that_are_no_longer_needed_are_removed(
             await docker.launch(running)
             still_running = {"gf-forged-1", container_name(other), container_name(running)}
             kept = {"gf-looks-like-ours-1", "forged", *still_running}
-            await wait_for(lambda: set(list_containers(engine)) == kept, "the others are removed")
+            await wait_for(lambda: set(engine.list_containers()) == kept, "the others are removed")
             await asyncio.sleep(1.5)
-            assert set(list_containers(engine)) == kept
+            assert set(engine.list_containers()) == kept
         for name in still_running:
             assert client.containers.get(name).status == "running"
 
@@ -85,8 +74,8 @@ def test_an_ended_container_is_kept_for_a_while(engine: Daemon, tmp_path: Path) 
             launch = shell("echo look; sleep 7")  # longer than it is kept: its end counts, not its output
             await run(docker, launch)
             await asyncio.sleep(1)
-            assert container_name(launch) in list_containers(engine)
-            await wait_for(lambda: not list_containers(engine), "it is removed")
+            assert container_name(launch) in engine.list_containers()
+            await wait_for(lambda: not engine.list_containers(), "it is removed")
 
     asyncio.run(main())
 
@@ -104,7 +93,7 @@ def test_two_installations_on_one_engine_ignore_each_other(engine: Daemon, tmp_p
                 assert (await one.wait(attempt)).exit_code == 0
                 await asyncio.sleep(1)
         assert not found
-        assert set(list_containers(engine)) == {container_name(launch)}
+        assert set(engine.list_containers()) == {container_name(launch)}
 
     asyncio.run(main())
 
@@ -117,10 +106,10 @@ def test_jobs_on_a_host_whose_settings_change_are_followed_to_their_end(
 ) -> None:
     async def main() -> None:
         hosts: list[tuple[str, str]] = []
-        async with open_runtime(tmp_path, engine, on_host=collect_in(hosts)) as docker:
+        async with open_runtime(tmp_path, engine, on_host=lambda *change: hosts.append(change)) as docker:
             launch = make_launch("sleep", "3")
             attempt = await docker.launch(launch)
-            changed = host_settings(engine, rack="another")
+            changed = engine.settings(rack="another")
             docker.configure_hosts([changed], ContainerRules(), one_for_all=False)
             await wait_for(lambda: hosts == [("host", ""), ("host", "")], "the host is reported up again")
             assert (await run(docker, make_launch("true"))).exit_code == 0
@@ -140,7 +129,7 @@ def test_without_configured_hosts_no_attempt_counts_as_lost(engine: Daemon, tmp_
             await before.launch(launch)
         later = DockerRuntime(AttemptStore(tmp_path), "test", CollectingSink(), on_found=found.append)
         assert await later.find() == []
-        later.configure_hosts([host_settings(engine)], ContainerRules(), one_for_all=False)
+        later.configure_hosts([engine.settings()], ContainerRules(), one_for_all=False)
         await wait_for(lambda: [attempt.launch.id for attempt in found] == [launch.id], "it is found")
         assert found[0].alive
         await later.kill_all()

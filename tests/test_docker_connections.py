@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from containers import collect_in, make_launch, open_runtime, run, wait_for
+from containers import make_launch, open_runtime, run, wait_for
 from docker_hosts.certificates import make_certificates
 from docker_hosts.daemon import Daemon
 
@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("clean_engine")]
 async def first_trouble(folder: Path, host: DockerHost) -> str:
     """Return the result of the first health check. If the host is up, a container must run on it."""
     hosts: list[Any] = []
-    async with open_runtime(folder, host, on_host=collect_in(hosts)) as docker:
+    async with open_runtime(folder, host, on_host=lambda *change: hosts.append(change)) as docker:
         await wait_for(lambda: hosts, "it was checked")
         if not hosts[0][1]:
             assert (await run(docker, make_launch("true"))).exit_code == 0

@@ -9,24 +9,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from containers import (
-    CollectingSink,
-    commit_image,
-    host_settings,
-    inspect,
-    list_containers,
-    make_launch,
-    open_runtime,
-    run,
-    run_alone,
-    shell,
-    wait_for,
-)
+from containers import CollectingSink, make_launch, open_runtime, run, run_alone, shell, wait_for
 from docker_hosts.daemon import Daemon
 
 from gpu_flows.blocks import ContainerRules
 from gpu_flows.runtimes.base import Launch, LaunchCancelled, LaunchError, Mount, Refused
 from gpu_flows.runtimes.docker import container_spec
+from gpu_flows.runtimes.docker.container_spec import container_name
 from gpu_flows.schedulers.model import Device
 
 pytest_plugins = ["docker_hosts.fixtures"]
@@ -121,7 +110,7 @@ def test_a_failed_start_leaves_no_container(engine: Daemon, tmp_path: Path) -> N
     error = str(launch_and_fail(engine, tmp_path / "store", launch, tmp_path))
     assert "cannot start it" in error
     assert "mount" in error
-    assert not list_containers(engine)
+    assert not engine.list_containers()
 
 
 # -- stop -------------------------------------------------------------------------------------
@@ -154,7 +143,7 @@ def test_a_launch_cancelled_before_the_start_leaves_no_container(engine: Daemon,
         assert not sink.texts(launch)
 
     asyncio.run(main())
-    assert not list_containers(engine)
+    assert not engine.list_containers()
 
 
 # -- exactly once -----------------------------------------------------------------------------
@@ -163,13 +152,13 @@ def test_a_launch_cancelled_before_the_start_leaves_no_container(engine: Daemon,
 @pytest.mark.parametrize("state", ["created", "ended"])
 def test_a_foreign_container_of_the_same_name_is_an_error(engine: Daemon, tmp_path: Path, state: str) -> None:
     launch = make_launch("true")
-    name = container_spec.container_name(launch)
+    name = container_name(launch)
     foreign = engine.client().containers.create("bare:test", "true", name=name)
     if state == "ended":
         foreign.start()
         foreign.wait()
     assert "not ours" in str(launch_and_fail(engine, tmp_path, launch))
-    assert inspect(engine, launch)["Id"] == foreign.id
+    assert engine.inspect(container_name(launch))["Id"] == foreign.id
 
 
 def test_a_second_launch_of_an_attempt_uses_the_same_container(engine: Daemon, tmp_path: Path) -> None:
@@ -183,11 +172,11 @@ def test_a_second_launch_of_an_attempt_uses_the_same_container(engine: Daemon, t
             open_runtime(tmp_path / "b", engine, sink=second, may_act=lambda: False) as there,
         ):
             attempt = await here.launch(launch)
-            before = inspect(engine, launch)
+            before = engine.inspect(container_name(launch))
             assert (await here.launch(launch)).identifier == attempt.identifier
             again = await there.launch(replace(launch, policy="another", planned=5.0))
             ends = [await here.wait(attempt), await there.wait(again)]
-            after = inspect(engine, launch)
+            after = engine.inspect(container_name(launch))
             there.forget(launch)
             with pytest.raises(LaunchError, match="has ended"):
                 await there.launch(launch)
@@ -198,7 +187,7 @@ def test_a_second_launch_of_an_attempt_uses_the_same_container(engine: Daemon, t
         async with open_runtime(tmp_path / "c", engine, may_act=lambda: False) as later:
             later._running.by_attempt.clear()  # as if it had not adopted the container
             assert (await later.wait(await later.launch(launch))).exit_code == 3
-        assert inspect(engine, launch)["State"]["StartedAt"] == before["State"]["StartedAt"]
+        assert engine.inspect(container_name(launch))["State"]["StartedAt"] == before["State"]["StartedAt"]
 
     asyncio.run(main())
 
@@ -211,11 +200,11 @@ def test_a_secret_is_a_file_that_only_the_images_user_can_read(
     engine: Daemon, tmp_path: Path, user: str
 ) -> None:
     changes = [f"USER {user}"] if user else []
-    image = commit_image(engine, f"user:{user.replace(':', '-') or 'root'}", *changes)
+    image = engine.commit_image(f"user:{user.replace(':', '-') or 'root'}", *changes)
     script = "id -u; cat $TOKEN_FILE; stat -c %a $TOKEN_FILE; env | grep -c ^TOKEN="
     launch = shell(script, image=image, secrets={"TOKEN": "sesame\n"}, env={"TOKEN": "sesame\n"})
     _, sink = run_alone(tmp_path, engine, launch)
-    assert "sesame" not in json.dumps(inspect(engine, launch))
+    assert "sesame" not in json.dumps(engine.inspect(container_name(launch)))
     assert sink.texts(launch) == ["1000" if user else "0", "sesame", "400", "0"]
     assert not any("sesame" in file.read_text() for file in tmp_path.rglob("*") if file.is_file())
 
@@ -232,7 +221,7 @@ def test_a_container_has_limits_and_no_privileges(engine: Daemon, tmp_path: Path
             mount = Mount(str(tmp_path / "data"), "/data", read_only=True)
             launch = shell(script, mounts=(mount,), shm_mb=256)
             await docker.wait(await docker.launch(launch))
-            config = inspect(engine, launch)["HostConfig"]
+            config = engine.inspect(container_name(launch))["HostConfig"]
         printed = "\n".join(sink.texts(launch))
         for expected in ("0000000000000000", "256", "from the host", "read-only"):
             assert expected in printed
@@ -259,7 +248,7 @@ def test_a_link_that_changes_during_the_launch_is_refused(
     error = launch_and_fail(engine, tmp_path / "store", launch, data)
     assert isinstance(error, Refused)
     assert "leads to '/etc'" in str(error)
-    assert not list_containers(engine)
+    assert not engine.list_containers()
 
 
 def test_a_container_sees_its_own_devices_and_no_others(
@@ -272,12 +261,12 @@ def test_a_container_sees_its_own_devices_and_no_others(
     hook.chmod(0o755)
     engine = new_engine("nvidia", path_prefix=hook.parent)
     variables = ("ENV NVIDIA_VISIBLE_DEVICES=all", "ENV CUDA_VISIBLE_DEVICES=0,1,2,3")
-    launch = make_launch("env", image=commit_image(engine, "greedy:test", *variables))
+    launch = make_launch("env", image=engine.commit_image("greedy:test", *variables))
     launch = replace(launch, devices=(Device("GPU-8f6d", "host", 2), Device("GPU-77aa", "host", 3)))
-    _, sink = run_alone(tmp_path / "store", host_settings(engine, gpu_access="nvidia"), launch)
+    _, sink = run_alone(tmp_path / "store", engine.settings(gpu_access="nvidia"), launch)
     assert {line for line in sink.texts(launch) if "VISIBLE_DEVICES" in line} == {
         "NVIDIA_VISIBLE_DEVICES=GPU-8f6d,GPU-77aa",
         "CUDA_VISIBLE_DEVICES=GPU-8f6d,GPU-77aa",
     }
-    [request] = inspect(engine, launch)["HostConfig"]["DeviceRequests"]
+    [request] = engine.inspect(container_name(launch))["HostConfig"]["DeviceRequests"]
     assert (request["Driver"], request["DeviceIDs"]) == ("nvidia", ["GPU-8f6d", "GPU-77aa"])

@@ -13,18 +13,7 @@ from typing import Any
 
 import pytest
 from conftest import eventually
-from containers import (
-    CollectingSink,
-    collect_in,
-    host_settings,
-    list_containers,
-    make_launch,
-    make_runtime,
-    open_runtime,
-    run,
-    shell,
-    wait_for,
-)
+from containers import CollectingSink, make_launch, make_runtime, open_runtime, run, shell, wait_for
 from docker_hosts.daemon import Daemon
 from docker_hosts.lossy_proxy import LossyProxy
 from docker_worker import FileSink
@@ -39,6 +28,12 @@ pytest_plugins = ["docker_hosts.fixtures"]
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("clean_engine")]
 
 COUNTS = "for i in $(seq $((10 + 5 * N))); do echo out $i; echo err $i >&2; sleep 0.1; done; exit $N"
+
+
+@pytest.fixture
+def surviving_engine(new_engine: Callable[..., Daemon]) -> Daemon:
+    """An engine whose containers go on running when it is killed."""
+    return new_engine(options=["--live-restore"])
 
 
 @contextmanager
@@ -67,7 +62,7 @@ def test_containers_outlive_their_worker_and_are_adopted(engine: Daemon, tmp_pat
     sink = FileSink(tmp_path / "output")
     with worker(tmp_path, engine, "never", 6):
         eventually(lambda: len((tmp_path / "output").read_text().splitlines()) > 40, "they print")
-    before = list_containers(engine)
+    before = engine.list_containers()
     assert len(before) == 6
 
     async def main() -> None:
@@ -87,7 +82,7 @@ def test_containers_outlive_their_worker_and_are_adopted(engine: Daemon, tmp_pat
             times = [line.at_us for line in sink.printed(item.launch.job.id)]
             assert times == sorted(set(times))
             runtime.forget(item.launch)
-        assert list_containers(engine) == before
+        assert engine.list_containers() == before
         await runtime.close()
 
     asyncio.run(main())
@@ -97,7 +92,7 @@ def test_containers_outlive_their_worker_and_are_adopted(engine: Daemon, tmp_pat
 def test_a_container_that_never_started_is_removed(engine: Daemon, tmp_path: Path, point: str) -> None:
     with worker(tmp_path, engine, point, 1) as process:
         assert process.wait(60) == -9
-    assert len(list_containers(engine)) == (1 if point == "created" else 0)
+    assert len(engine.list_containers()) == (1 if point == "created" else 0)
 
     async def main() -> None:
         runtime = make_runtime(tmp_path, engine)
@@ -109,7 +104,7 @@ def test_a_container_that_never_started_is_removed(engine: Daemon, tmp_path: Pat
         await runtime.close()
 
     asyncio.run(main())
-    assert not list_containers(engine)
+    assert not engine.list_containers()
 
 
 def test_a_container_removed_without_a_worker_is_lost(engine: Daemon, tmp_path: Path) -> None:
@@ -153,11 +148,13 @@ def test_a_killed_engine_is_used_again_after_its_restart(
 
     async def main() -> None:
         sink, hosts = CollectingSink(), []
-        async with open_runtime(tmp_path, engine, sink=sink, on_host=collect_in(hosts)) as docker:
+        async with open_runtime(
+            tmp_path, engine, sink=sink, on_host=lambda *change: hosts.append(change)
+        ) as docker:
             launch = shell("for i in 1 2 3 4 5 6 7 8; do echo $i; sleep 1; done; exit 4")
             attempt = await docker.launch(launch)
             await wait_for(lambda: sink.texts(launch), "it prints")
-            before = list_containers(engine)
+            before = engine.list_containers()
             await asyncio.to_thread(engine.kill)
             await wait_for(lambda: len(hosts) == 2, "it is reported down")
             with pytest.raises(NodeUnreachable, match="does not answer"):
@@ -186,10 +183,8 @@ def test_a_killed_engine_is_used_again_after_its_restart(
     asyncio.run(main())
 
 
-def test_a_lost_container_is_removed_when_its_host_is_back(
-    new_engine: Callable[..., Daemon], tmp_path: Path
-) -> None:
-    engine = new_engine(options=["--live-restore"])
+def test_a_lost_container_is_removed_when_its_host_is_back(surviving_engine: Daemon, tmp_path: Path) -> None:
+    engine = surviving_engine
 
     async def main() -> None:
         rules = ContainerRules(lost_after_seconds=2)
@@ -202,17 +197,15 @@ def test_a_lost_container_is_removed_when_its_host_is_back(
             assert "does not answer" in end.detail
             docker.forget(launch)
             await asyncio.to_thread(engine.start)
-            await wait_for(
-                lambda: not list_containers(engine), "it is removed, as its devices belong to other jobs now"
-            )
+            await wait_for(lambda: not engine.list_containers(), "it is removed")
 
     asyncio.run(main())
 
 
 def test_a_worker_that_starts_while_a_host_is_down_trusts_its_store(
-    new_engine: Callable[..., Daemon], tmp_path: Path
+    surviving_engine: Daemon, tmp_path: Path
 ) -> None:
-    engine = new_engine(options=["--live-restore"])
+    engine = surviving_engine
 
     async def main() -> None:
         sink = CollectingSink()
@@ -279,7 +272,7 @@ def test_every_job_runs_exactly_once_when_answers_get_lost(
 
             done = await asyncio.gather(*(one(number) for number in range(launches)))
             assert all(sink.texts(launch) == ["ran"] for launch in done)
-            await wait_for(lambda: not list_containers(engine), "no container is left")
+            await wait_for(lambda: not engine.list_containers(), "no container is left")
         ran = sorted(map(int, (counted / "all").read_text().split()))
         assert ran == list(range(launches))
         kinds = {path.rpartition("/")[2] for _, path in proxy.lost}
@@ -303,7 +296,7 @@ def test_a_silent_stream_is_opened_again(
         assert sink.texts(launch) == ["1", "2", "3", "end"]
         silent = engine.client().containers.run("bare:test", "sleep 60", detach=True)
         with pytest.raises(HostUnreachable):
-            Host(host_settings(engine)).call_blocking(
+            Host(engine.settings()).call_blocking(
                 lambda api: list(api.logs(silent.id, stream=True, follow=True)), timeout_s=0.3
             )
 

@@ -132,11 +132,20 @@ class Login:
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """An attempt that was launched. Prefect shows `identifier` as the run's infrastructure."""
+    """An attempt that was launched."""
 
     launch: Launch
-    identifier: str
-    started: float
+    identifier: str  # where it runs, as Prefect shows it for the run
+    started: float  # seconds since the epoch
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """An attempt that a new worker finds. `attempt` is None if the command was never started."""
+
+    launch: Launch
+    attempt: Attempt | None
+    alive: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,15 +158,6 @@ class End:
     peak_memory_mb: float | None = None
     detail: str = ""  # what the exit code does not show, as a sentence for the user
     lost: bool = False  # unknown whether and how it ended, such as on a host that stopped answering
-
-
-@dataclass(frozen=True, slots=True)
-class Found:
-    """An attempt that a new worker finds. `attempt` is None if the command was never started."""
-
-    launch: Launch
-    attempt: Attempt | None
-    alive: bool
 
 
 class LaunchError(RuntimeError):

@@ -17,6 +17,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import docker
 import psutil
@@ -25,6 +26,7 @@ from docker_hosts import leftovers
 from docker_hosts.bridge import make_bridge, network_range, remove_bridge
 from docker_hosts.certificates import Certificates, make_certificates
 
+from gpu_flows.blocks import DockerHost
 from gpu_flows.bootstrap.local_stack import free_port
 from gpu_flows.common.files import write_atomically
 
@@ -125,6 +127,27 @@ class Daemon:
         client = docker.DockerClient(base_url=self.tcp_url, tls=tls, timeout=timeout_s, version=API_VERSION)
         client.api.trust_env = False
         return client
+
+    def settings(self, name: str = "host", **settings: Any) -> DockerHost:
+        """Return the settings of a host with this engine and 4 devices."""
+        return DockerHost(name=name, url=self.url, gpus=4, **settings)
+
+    # -- containers and images ----------------------------------------------------------------
+
+    def list_containers(self) -> dict[str, str]:
+        """Return the ids of all containers, by name."""
+        containers = self.client().containers.list(all=True, ignore_removed=True)
+        return {container.name: container.id for container in containers}
+
+    def inspect(self, container: str) -> dict[str, Any]:
+        return dict(self.client().api.inspect_container(container))
+
+    def commit_image(self, tag: str, *changes: str) -> str:
+        """Create an image: the bare one with these changes, in the language of Dockerfiles."""
+        container = self.client().containers.create("bare:test")
+        container.commit(*tag.split(":"), changes=list(changes))
+        container.remove()
+        return tag
 
     # -- start and stop -----------------------------------------------------------------------
 
