@@ -123,7 +123,7 @@ class ProcessRuntime:
         return [
             self._inspect(folder, launch)
             for folder, launch in self._attempt_store.open_attempts()
-            if launch.container is None
+            if launch.runtime == "process"
         ]
 
     def _inspect(self, folder: Path, launch: Launch) -> Found:

@@ -72,7 +72,7 @@ class Adoption:
         found = []
         async with self._adopting:
             for _, launch in self._attempt_store.open_attempts():
-                if launch.container is not None and self._is_unknown(launch):
+                if launch.runtime == "docker" and self._is_unknown(launch):
                     found.append(await self._find_stored(launch, hosts.find(launch.node)))
             for monitored in [host for host in hosts.configured() if not host.health.trouble]:
                 with contextlib.suppress(HostUnreachable, APIError):
