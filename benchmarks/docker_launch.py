@@ -1,13 +1,12 @@
-"""What our worker adds to a container's launch, over a bare create and start through Docker's own client.
+"""Measures what the worker adds to the launch of a container, compared with Docker's own client.
 
     python benchmarks/docker_launch.py [--docker unix:///var/run/docker.sock] [--image IMAGE] [--runs 40]
 
-Each round launches one container each way, in random order, on the same engine. Ours is all that the worker
-does from a plan to Docker's answer that the container was started: the rules, the store, labels, limits, the
-name that makes it happen once, and a follower for its output. Bare is the same container (devices, limits
-and labels alike) by two calls of the SDK. A job that brings a secret is measured too: its file is put into
-the container before it starts, which a bare launch does not do. Without --docker an engine of our own is
-started, as root, with an image made on the spot.
+Each round launches one container each way, in random order, on the same engine. "ours" is everything that the
+worker does between the plan and the started container: rules, attempt store, labels, limits and a follower
+for the output. "bare" is the same container, with the same devices, limits and labels, by two calls of the
+SDK. A job with a secret is measured too: its file is copied into the container before the start, which a
+bare launch does not do. Without --docker the benchmark starts its own engine, as root, and builds an image.
 """
 
 from __future__ import annotations
@@ -29,10 +28,9 @@ from docker import APIClient
 from gpu_flows.blocks import ContainerRules, DockerHost
 from gpu_flows.runtimes.attempt_store import AttemptStore
 from gpu_flows.runtimes.base import Container, Launch
-from gpu_flows.runtimes.docker.container import arguments as words_for
-from gpu_flows.runtimes.docker.container import name_of
+from gpu_flows.runtimes.docker.container_spec import container_name, create_arguments
 from gpu_flows.runtimes.docker.host import Host, connect
-from gpu_flows.runtimes.docker.output import Line
+from gpu_flows.runtimes.docker.output import LogLine
 from gpu_flows.runtimes.docker.runtime import DockerRuntime
 from gpu_flows.schedulers.model import Device, Job
 
@@ -43,10 +41,10 @@ WARM_UP = 3
 QUIET_S = 0.7
 
 
-class Nowhere:
-    """Where the output goes, and nobody looks."""
+class DiscardingSink:
+    """A log sink that discards all output."""
 
-    async def send(self, lines: list[Line]) -> None:
+    async def send(self, lines: list[LogLine]) -> None:
         pass
 
     async def count_after(self, job_id: str, at_us: int) -> int:
@@ -55,7 +53,7 @@ class Nowhere:
 
 @contextlib.contextmanager
 def engine(address: str, image: str) -> Iterator[tuple[str, str]]:
-    """The engine to ask and an image that it has."""
+    """Yield the address of an engine and an image that it has."""
     if address:
         yield address, image or "busybox"
         return
@@ -70,7 +68,7 @@ def engine(address: str, image: str) -> Iterator[tuple[str, str]]:
         yield daemon.url, bare_image(daemon.client())
 
 
-def a_launch(image: str, **secrets: str) -> Launch:
+def make_launch(image: str, **secrets: str) -> Launch:
     job = Job(str(uuid.uuid4()), gpus=2, name="benchmark")
     devices = tuple(Device(f"SIM-bench-{index}", "bench", index) for index in range(2))
     return Launch(
@@ -81,7 +79,7 @@ def a_launch(image: str, **secrets: str) -> Launch:
         time.time(),
         devices,
         COMMAND,
-        hears_intents=False,
+        handles_intents=False,
         container=Container(image, secrets=secrets),
     )
 
@@ -93,11 +91,11 @@ async def ours(runtime: DockerRuntime, launch: Launch) -> float:
 
 
 def bare(api: APIClient, host: Host, launch: Launch) -> float:
-    """The words are put together before the clock starts."""
-    told = words_for(api, launch, "benchmark", host, ContainerRules())
+    """Measure a launch through the SDK. Building the arguments does not count."""
+    arguments = create_arguments(api, launch, "benchmark", host, ContainerRules())
     began = time.perf_counter()
-    made = api.create_container(**told)
-    api.start(made["Id"])
+    created = api.create_container(**arguments)
+    api.start(created["Id"])
     return time.perf_counter() - began
 
 
@@ -107,18 +105,18 @@ async def measure(address: str, image: str, runs: int) -> dict[str, list[float]]
     chance = random.Random(0)
     took: dict[str, list[float]] = {"bare": [], "ours": [], "ours, with a secret": []}
     with tempfile.TemporaryDirectory() as folder:
-        runtime = DockerRuntime(AttemptStore(Path(folder)), "benchmark", Nowhere())
-        runtime.serve([settings], ContainerRules(), serves_all=False)
-        await runtime.find()  # by then the host has been heard of
+        runtime = DockerRuntime(AttemptStore(Path(folder)), "benchmark", DiscardingSink())
+        runtime.configure_hosts([settings], ContainerRules(), one_for_all=False)
+        await runtime.find()  # returns after the first health check
 
         async def once(way: str) -> float:
-            launch = a_launch(image, **({"TOKEN": "abc"} if "secret" in way else {}))
+            launch = make_launch(image, **({"TOKEN": "abc"} if "secret" in way else {}))
             try:
                 if way == "bare":
                     return await asyncio.to_thread(bare, api, host, launch)
                 return await ours(runtime, launch)
             finally:
-                remove = _removal(api, name_of(launch))
+                remove = _removal(api, container_name(launch))
                 await asyncio.to_thread(remove)
                 runtime.forget(launch)
 
@@ -126,7 +124,7 @@ async def measure(address: str, image: str, runs: int) -> dict[str, list[float]]
             for number in range(WARM_UP + runs):
                 for way in chance.sample(list(took), len(took)):
                     seconds = await once(way)
-                    await asyncio.sleep(QUIET_S)  # what the last one left to do is not the next one's burden
+                    await asyncio.sleep(QUIET_S)  # the engine finishes the previous launch
                     if number >= WARM_UP:
                         took[way].append(seconds)
         finally:

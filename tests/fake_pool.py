@@ -78,7 +78,7 @@ class FakeRuntime:
     def forget(self, launch: Launch) -> None:
         self.known.pop(launch.id, None)
 
-    def activity(self) -> dict[str, float]:
+    def sample_activity(self) -> dict[str, float]:
         return {}
 
     def exit(self, job_id: str, code: int | None) -> None:
@@ -117,7 +117,7 @@ class FakeGateway:
             planned,
             start.devices,
             command=("true",),
-            hears_intents=False,
+            handles_intents=False,
             checkpoints=str(checkpoints),
         )
 

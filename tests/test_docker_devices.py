@@ -16,7 +16,8 @@ from gpu_flows.blocks import DockerHost
 from gpu_flows.devices import docker_sampler
 from gpu_flows.devices.base import DeviceError
 from gpu_flows.devices.docker_hosts import DockerDevices
-from gpu_flows.runtimes.docker.host import Host, archive
+from gpu_flows.runtimes.docker.host import Host
+from gpu_flows.runtimes.docker.tar import make_tar
 
 pytest_plugins = ["docker_hosts.fixtures", "nvml.fixtures"]
 pytestmark = pytest.mark.slow
@@ -26,7 +27,7 @@ pytestmark = pytest.mark.slow
 def engine(
     nvml_library: Path, image_cache: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Daemon]:
-    """One whose images have two GPUs, Python without NVML, no Python, and one that breaks."""
+    """An engine with images that have two GPUs, Python without NVML, no Python, and a broken module."""
     from docker_hosts.fixtures import need_engine
 
     need_engine()
@@ -47,9 +48,9 @@ def engine(
 
 
 def with_file(daemon: Daemon, image: str, new: str, path: str, content: bytes, variable: str) -> None:
-    """An image with one more file, and a variable that leads to it."""
+    """Create an image with one more file and a variable."""
     made = daemon.client().containers.create(image)
-    made.put_archive("/", archive({path: content}))
+    made.put_archive("/", make_tar({path: content}))
     made.commit(new, "test", changes=[f"ENV {variable}"])
     made.remove()
 
@@ -73,7 +74,7 @@ def samplers(engine: Daemon) -> list[str]:
     return [each.name for each in engine.client().containers.list(all=True, ignore_removed=True)]
 
 
-def test_a_host_tells_its_gpus_and_how_they_do(
+def test_a_host_reports_its_gpus_and_their_readings(
     engine: Daemon, devices_of: Callable[..., DockerDevices]
 ) -> None:
     devices = devices_of(DockerHost(name="gpu1", url=engine.url, rack="r2"))
@@ -92,7 +93,9 @@ def test_a_host_tells_its_gpus_and_how_they_do(
     assert devices.trouble == ""
 
 
-def test_the_sampler_may_nothing_but_look(engine: Daemon, devices_of: Callable[..., DockerDevices]) -> None:
+def test_the_sampler_has_no_network_and_no_privileges(
+    engine: Daemon, devices_of: Callable[..., DockerDevices]
+) -> None:
     devices_of(DockerHost(name="gpu1", url=engine.url)).nodes()
     [name] = samplers(engine)
     config = engine.client().api.inspect_container(name)["HostConfig"]
@@ -104,12 +107,10 @@ def test_closing_removes_the_sampler(engine: Daemon, devices_of: Callable[..., D
     devices.nodes()
     assert samplers(engine) == ["gf-sampler-tests-gpu1"]
     devices.close()
-    eventually(lambda: not samplers(engine), "it is gone")
+    eventually(lambda: not samplers(engine), "it is removed")
 
 
-def test_a_sampler_that_somebody_removes_is_made_again(
-    engine: Daemon, devices_of: Callable[..., DockerDevices]
-) -> None:
+def test_a_removed_sampler_is_started_again(engine: Daemon, devices_of: Callable[..., DockerDevices]) -> None:
     devices = devices_of(DockerHost(name="gpu1", url=engine.url))
     devices.nodes()
     [before] = engine.client().containers.list(all=True, ignore_removed=True)
@@ -118,9 +119,9 @@ def test_a_sampler_that_somebody_removes_is_made_again(
         lambda: [
             each for each in engine.client().containers.list(ignore_removed=True) if each.id != before.id
         ],
-        "it is back",
+        "it runs again",
     )
-    eventually(lambda: all(each.healthy for each in devices.read()), "and it tells")
+    eventually(lambda: all(each.healthy for each in devices.read()), "its readings arrive")
 
 
 @pytest.mark.parametrize(
@@ -132,7 +133,7 @@ def test_a_sampler_that_somebody_removes_is_made_again(
         ("nothing:test", "No such image"),
     ],
 )
-def test_a_host_that_cannot_be_read_says_why(
+def test_a_failing_sampler_states_the_reason(
     engine: Daemon, devices_of: Callable[..., DockerDevices], image: str, why: str
 ) -> None:
     devices = devices_of(DockerHost(name="gpu1", url=engine.url), image=image)
@@ -142,7 +143,7 @@ def test_a_host_that_cannot_be_read_says_why(
     assert devices.read() == []
 
 
-def test_a_host_that_comes_later_is_news(
+def test_a_host_that_answers_later_is_reported(
     engine: Daemon, devices_of: Callable[..., DockerDevices], tmp_path: Path
 ) -> None:
     socket = tmp_path / "late.sock"
@@ -153,22 +154,22 @@ def test_a_host_that_comes_later_is_news(
     assert "late" in devices.trouble
     assert devices.news() is None
     socket.symlink_to(engine.socket)
-    nodes = eventually(devices.news, "it is heard of")
+    nodes = eventually(devices.news, "it is reported")
     assert nodes
     assert [(node.name, len(node.devices)) for node in nodes] == [("late", 2), ("declared", 2)]
     assert devices.trouble == ""
     assert len(devices.read()) == 4
 
 
-def test_a_host_that_goes_away_has_unhealthy_devices(
+def test_an_unreachable_host_has_unhealthy_devices(
     engine: Daemon, devices_of: Callable[..., DockerDevices], lossy: Callable[..., LossyProxy]
 ) -> None:
-    line = lossy(engine, 0.0)
-    devices = devices_of(DockerHost(name="gpu1", url=line.url))
+    proxy = lossy(engine, 0.0)
+    devices = devices_of(DockerHost(name="gpu1", url=proxy.url))
     devices.nodes()
-    line.close()
-    eventually(lambda: not any(each.healthy for each in devices.read()), "they are told unhealthy")
+    proxy.close()
+    eventually(lambda: not any(each.healthy for each in devices.read()), "they are unhealthy")
     assert "gpu1 does not answer" in devices.read()[0].detail
     devices.close()
-    [left] = engine.client().containers.list(ignore_removed=True)  # it ends by itself, after its time
+    [left] = engine.client().containers.list(ignore_removed=True)  # it would end after its lifetime
     left.remove(force=True)

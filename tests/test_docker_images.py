@@ -1,4 +1,4 @@
-"""Images from a private registry: pulled when they should be, with words about it, or with a clear reason."""
+"""Pulling images from a private registry: when it happens, its progress messages and its errors."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from containers import Heard, host_of, launch_of, run, serving
+from containers import make_launch, open_runtime, run_alone
 from docker.errors import ImageNotFound
 from docker_hosts.daemon import Daemon
 from docker_hosts.registry import Registry
 
-from gpu_flows.runtimes.base import Launch, LaunchError, Login, NotWanted
+from gpu_flows.runtimes.base import Launch, LaunchCancelled, LaunchError, Login
 from gpu_flows.runtimes.docker import images
 
 pytest_plugins = ["docker_hosts.fixtures"]
@@ -21,15 +21,15 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture
 def image(engine: Daemon, registry: Registry) -> Iterator[str]:
-    """One that only the registry has."""
+    """An image that only the registry has."""
     name = registry.push(engine.client(), "bare:test", "team/bare:1")
     yield name
-    forget(engine, name)
+    remove_image(engine, name)
 
 
-def forget(engine: Daemon, name: str) -> None:
-    for each in engine.client().containers.list(all=True, ignore_removed=True):
-        each.remove(force=True)
+def remove_image(engine: Daemon, name: str) -> None:
+    for container in engine.client().containers.list(all=True, ignore_removed=True):
+        container.remove(force=True)
     try:
         engine.client().images.remove(name, force=True)
     except ImageNotFound:
@@ -40,87 +40,81 @@ def login(registry: Registry, password: str = "") -> Login:
     return Login(registry.username, password or registry.password, registry.address)
 
 
-def tried(engine: Daemon, folder: Path, launch: Launch) -> tuple[int | None, list[str]]:
-    """How it ended, and what was said about it."""
-
-    async def main() -> tuple[int | None, list[str]]:
-        sink = Heard()
-        async with serving(folder, host_of(engine), sink=sink) as docker:
-            end = await run(docker, launch)
-        return end.exit_code, [line.text for line in sink.lines if line.ours]
-
-    return asyncio.run(main())
+def try_launch(engine: Daemon, folder: Path, launch: Launch) -> tuple[int | None, list[str]]:
+    """Return the exit code and the worker's messages about the launch."""
+    end, sink = run_alone(folder, engine, launch)
+    return end.exit_code, [line.text for line in sink.lines if line.from_worker]
 
 
-def test_a_missing_image_is_pulled_once_with_the_registrys_password(
+def test_a_missing_image_is_pulled_once_with_the_login(
     engine: Daemon, registry: Registry, image: str, tmp_path: Path
 ) -> None:
-    code, said = tried(engine, tmp_path / "1", launch_of("true", image=image, login=login(registry)))
+    code, messages = try_launch(
+        engine, tmp_path / "1", make_launch("true", image=image, login=login(registry))
+    )
     assert code == 0
-    assert said[0] == f"Pulling image {image} on host host."
-    assert said[-1].startswith(f"Pulled image {image} in ")
-    code, said = tried(engine, tmp_path / "2", launch_of("true", image=image))
-    assert (code, said) == (0, [])  # it is there
+    assert messages[0] == f"Pulling image {image} on host host."
+    assert messages[-1].startswith(f"Pulled image {image} in ")
+    code, messages = try_launch(engine, tmp_path / "2", make_launch("true", image=image))
+    assert (code, messages) == (0, [])  # the host has the image
 
 
-def test_always_asks_the_registry_and_never_does_not(
-    engine: Daemon, registry: Registry, image: str, tmp_path: Path
-) -> None:
-    with pytest.raises(LaunchError, match="never to be pulled"):
-        tried(engine, tmp_path / "1", launch_of("true", image=image, pull="never", login=login(registry)))
+def test_pull_always_and_pull_never(engine: Daemon, registry: Registry, image: str, tmp_path: Path) -> None:
+    with pytest.raises(LaunchError, match="pull is 'never'"):
+        try_launch(
+            engine, tmp_path / "1", make_launch("true", image=image, pull="never", login=login(registry))
+        )
     always = {"image": image, "pull": "always", "login": login(registry)}
     for folder in ("2", "3"):
-        code, said = tried(engine, tmp_path / folder, launch_of("true", **always))
+        code, messages = try_launch(engine, tmp_path / folder, make_launch("true", **always))
         assert code == 0
-        assert [word.split()[0] for word in said] == ["Pulling", "Pulled"]
-    assert tried(engine, tmp_path / "4", launch_of("true", image=image, pull="never"))[0] == 0
+        assert [message.split()[0] for message in messages] == ["Pulling", "Pulled"]
+    assert try_launch(engine, tmp_path / "4", make_launch("true", image=image, pull="never"))[0] == 0
 
 
 @pytest.mark.parametrize(("password", "name"), [("wrong", "team/bare:1"), ("", "team/nothing:1")])
-def test_what_cannot_be_pulled_is_told_with_a_way_out(
+def test_a_failed_pull_names_the_image_and_the_fix(
     engine: Daemon, registry: Registry, image: str, tmp_path: Path, password: str, name: str
 ) -> None:
     wanted = f"{registry.address}/{name}"
     with pytest.raises(LaunchError, match="cannot pull the image") as error:
-        tried(engine, tmp_path, launch_of("true", image=wanted, login=login(registry, password)))
+        try_launch(engine, tmp_path, make_launch("true", image=wanted, login=login(registry, password)))
     assert wanted in str(error.value)
     assert "registry_credentials" in str(error.value)
     assert ("auth" if password else "manifest unknown") in str(error.value)
 
 
-def test_without_a_password_the_registry_refuses(
+def test_a_pull_without_a_login_is_refused(
     engine: Daemon, image: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))  # nor with one of the person who runs the tests
+    monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))  # without the logins of the user who runs the tests
     with pytest.raises(LaunchError, match="auth"):
-        tried(engine, tmp_path / "attempt_store", launch_of("true", image=image))
+        try_launch(engine, tmp_path / "attempt_store", make_launch("true", image=image))
 
 
-def test_a_registry_that_is_away_is_the_registrys_fault(engine: Daemon, tmp_path: Path) -> None:
+def test_an_unreachable_registry_is_not_an_unreachable_host(engine: Daemon, tmp_path: Path) -> None:
     with pytest.raises(LaunchError, match=r"host host cannot pull the image.*refused"):
-        tried(engine, tmp_path, launch_of("true", image="127.0.0.1:9/team/bare:1"))
+        try_launch(engine, tmp_path, make_launch("true", image="127.0.0.1:9/team/bare:1"))
 
 
-def test_a_pull_that_is_no_longer_wanted_is_given_up(
-    engine: Daemon, registry: Registry, image: str, tmp_path: Path
-) -> None:
+def test_a_cancelled_pull_stops(engine: Daemon, registry: Registry, image: str, tmp_path: Path) -> None:
     async def main() -> None:
-        async with serving(tmp_path, host_of(engine)) as docker:
-            with pytest.raises(NotWanted, match="pulled"):
-                await docker.launch(launch_of("true", image=image, login=login(registry)), lambda: False)
+        async with open_runtime(tmp_path, engine) as docker:
+            with pytest.raises(LaunchCancelled, match="pulled"):
+                await docker.launch(make_launch("true", image=image, login=login(registry)), lambda: False)
 
     asyncio.run(main())
     assert not engine.client().containers.list(all=True, ignore_removed=True)
 
 
-def test_progress_is_told_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(images, "SAY_EVERY_S", 0.0)
+def test_progress_is_reported_at_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(images, "PROGRESS_INTERVAL_S", 0.0)
     megabyte = 1024 * 1024
     progress = [
         {"status": "Downloading", "id": "a", "progressDetail": {"current": megabyte, "total": 4 * megabyte}},
         {"status": "Downloading", "id": "b", "progressDetail": {"current": 0, "total": 2 * megabyte}},
         {"status": "Download complete", "id": "a"},
     ]
-    said: list[str] = []
-    images._follow(progress, "x", lambda: True, said.append)
-    assert said == ["Pulling x: 1 of 4 MB.", "Pulling x: 1 of 6 MB.", "Pulling x: 4 of 6 MB."]
+    messages: list[str] = []
+    images._follow(progress, "x", lambda: True, messages.append)
+    assert messages == ["Pulling x: 1 of 4 MB.", "Pulling x: 1 of 6 MB.", "Pulling x: 4 of 6 MB."]

@@ -1,5 +1,5 @@
-"""A training that is stopped in a container on one Docker host and goes on in one on another: in the end
-its weights are those of a training that nobody stopped, to the last bit."""
+"""A training that is stopped on one Docker host and continues on another ends with exactly the weights of an
+uninterrupted training."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from containers import Heard, launch_of, runtime_on, soon
+from containers import CollectingSink, make_launch, make_runtime, wait_for
 from docker_hosts.daemon import Daemon
 from docker_hosts.images import python_image
 
@@ -49,13 +49,13 @@ print("weights", hashlib.sha256(weights).hexdigest(), flush=True)
 """
 PACKAGES = sysconfig.get_path("platlib")
 CHECKOUT = str(Path(__file__).parents[1])
-LIBRARIES = f"/usr/lib/{sysconfig.get_config_var('MULTIARCH')}"  # those that torch needs beside Python's
+LIBRARIES = f"/usr/lib/{sysconfig.get_config_var('MULTIARCH')}"  # further libraries that torch needs
 INSIDE = {PACKAGES: "/packages", CHECKOUT: "/checkout", LIBRARIES: "/libraries"}
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """What the weights come to when nobody stops the training."""
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Return the final weights of an uninterrupted training."""
     env = {**os.environ, "PYTHONPATH": CHECKOUT, contract.DIRECTORY: str(tmp_path_factory.mktemp("kept"))}
     command = [sys.executable, "-c", TRAINING, "0"]
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
@@ -64,8 +64,8 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def engines(image_cache: Path) -> Iterator[dict[str, Daemon]]:
-    """Two machines with Python, to be reached by a socket and by tcp."""
-    from docker_hosts.fixtures import need_engine  # a plugin of pytest's, which must be first to import it
+    """Two engines with Python, which listen on a socket and on tcp."""
+    from docker_hosts.fixtures import need_engine  # pytest must be the first to import it, as a plugin
 
     need_engine()
     with ExitStack() as opened:
@@ -77,7 +77,7 @@ def engines(image_cache: Path) -> Iterator[dict[str, Daemon]]:
 
 
 def training(checkpoints: Path) -> Launch:
-    launch = launch_of(
+    launch = make_launch(
         *("python", "-c", TRAINING, "0.02"),
         node="first",
         image="python:test",
@@ -89,8 +89,8 @@ def training(checkpoints: Path) -> Launch:
 
 
 @pytest.mark.parametrize("reached_by", ["socket", "tcp"], ids=["mounted", "copied"])
-def test_weights_after_a_move_are_those_of_a_training_that_nobody_stopped(
-    tmp_path: Path, engines: dict[str, Daemon], undisturbed: str, reached_by: str
+def test_a_moved_training_ends_with_the_weights_of_an_uninterrupted_one(
+    tmp_path: Path, engines: dict[str, Daemon], uninterrupted: str, reached_by: str
 ) -> None:
     tcp = reached_by == "tcp"
     hosts = [
@@ -98,33 +98,33 @@ def test_weights_after_a_move_are_those_of_a_training_that_nobody_stopped(
         for name, engine in engines.items()
     ]
     (tmp_path / "checkpoints").mkdir()
-    sink, launch = Heard(), training(tmp_path / "checkpoints")
+    sink, launch = CollectingSink(), training(tmp_path / "checkpoints")
 
     async def move() -> None:
         rules = ContainerRules(mount_roots=list(INSIDE))
-        runtime = runtime_on(tmp_path / "attempt_store", *hosts, sink=sink, rules=rules)
+        runtime = make_runtime(tmp_path / "store", *hosts, sink=sink, rules=rules)
         await runtime.find()
         try:
-            await _stopped_after(20, runtime, sink, launch)
+            await _stop_after(20, runtime, sink, launch)
             device = replace(launch.devices[0], id="SIM-second-0", node="second")
             again = replace(launch, attempt=2, devices=(device,))
             end = await runtime.wait(await runtime.launch(again))
-            assert end.exit_code == 0, sink.of(launch)[-5:]
+            assert end.exit_code == 0, sink.texts(launch)[-5:]
             runtime.forget(again)
         finally:
             await runtime.close()
 
     asyncio.run(move())
-    assert sink.of(launch)[-1] == undisturbed
-    told = [(entry.event, entry.attempt) for entry in contract.journal(tmp_path / "checkpoints")]
-    assert ("left", 1) in told
-    assert ("restored", 2) in told
+    assert sink.texts(launch)[-1] == uninterrupted
+    events = [(entry.event, entry.attempt) for entry in contract.journal(tmp_path / "checkpoints")]
+    assert ("left", 1) in events
+    assert ("restored", 2) in events
 
 
-async def _stopped_after(steps: int, runtime: DockerRuntime, sink: Heard, launch: Launch) -> None:
+async def _stop_after(steps: int, runtime: DockerRuntime, sink: CollectingSink, launch: Launch) -> None:
     attempt = await runtime.launch(launch)
-    await soon(lambda: len(sink.of(launch)) >= steps, "it trains")
+    await wait_for(lambda: len(sink.texts(launch)) >= steps, "it trains")
     await runtime.stop(attempt, "reschedule")
     end = await runtime.wait(attempt)
-    assert end.exit_code == contract.CHECKPOINTED, sink.of(launch)[-5:]
+    assert end.exit_code == contract.CHECKPOINTED, sink.texts(launch)[-5:]
     runtime.forget(launch)

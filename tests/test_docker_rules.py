@@ -1,4 +1,4 @@
-"""What a job may ask of a container: a hostile wish is refused, with the reason, before Docker hears it."""
+"""What a job may ask of its container: a request against the rules is refused, with the reason."""
 
 from __future__ import annotations
 
@@ -13,21 +13,22 @@ from gpu_flows.blocks import ContainerRules
 from gpu_flows.prefect_api.container_request import build_container, split_container_command
 from gpu_flows.prefect_api.job_variables import BadJobVariables, check_variable_names
 from gpu_flows.runtimes.base import Container, Mount, Refused
-from gpu_flows.runtimes.docker.rules import check, resolve
+from gpu_flows.runtimes.docker.rules import check_request, resolve_mount
 
 RULES = ContainerRules(most_memory_gb=8, most_cpus=4)
-NO_OFFERS: tuple[str, ...] = ()
+NO_DEFAULTS: tuple[str, ...] = ()
 
 
-def ask(rules: ContainerRules = RULES, env: dict[str, str] | None = None, **variables: Any) -> Container:
-    """The container that these job variables ask for."""
-    asked = {"image": "busybox", **variables}
-    return build_container(asked, env or {}, ("true",), rules, files_are_here=True)
+def request(rules: ContainerRules = RULES, env: dict[str, str] | None = None, **variables: Any) -> Container:
+    """Return the container that these job variables ask for."""
+    return build_container(
+        {"image": "busybox", **variables}, env or {}, ("true",), rules, files_are_here=True
+    )
 
 
-# -- wishes that have no name -----------------------------------------------------------------
+# -- settings without a job variable ----------------------------------------------------------
 
-UNHEARD_OF = [
+NO_JOB_VARIABLES = [
     "privileged",
     "cap_add",
     "devices",
@@ -53,16 +54,16 @@ UNHEARD_OF = [
 ]
 
 
-@pytest.mark.parametrize("name", UNHEARD_OF)
-def test_what_no_job_may_have_has_no_job_variable(name: str) -> None:
+@pytest.mark.parametrize("name", NO_JOB_VARIABLES)
+def test_docker_settings_are_not_job_variables(name: str) -> None:
     with pytest.raises(BadJobVariables, match=name):
-        check_variable_names([name], NO_OFFERS)
+        check_variable_names([name], NO_DEFAULTS)
 
 
-def test_a_slip_is_told_from_a_wish() -> None:
+def test_a_misspelled_job_variable_gets_a_suggestion() -> None:
     with pytest.raises(BadJobVariables, match="Did you mean 'image'"):
-        check_variable_names(["imege"], NO_OFFERS)
-    check_variable_names(["image", "mounts", "env.LR", "gpus"], NO_OFFERS)
+        check_variable_names(["imege"], NO_DEFAULTS)
+    check_variable_names(["image", "mounts", "env.LR", "gpus"], NO_DEFAULTS)
 
 
 # -- images -----------------------------------------------------------------------------------
@@ -92,13 +93,13 @@ DIGEST = "@sha256:" + "0" * 64
         "$(reboot)",
         "bus\0ybox",
         "x" * 600,
-        "sha256:" + "0" * 64,  # an image by its number, whatever it is called
+        "sha256:" + "0" * 64,  # an image id
         "0" * 64,
     ],
 )
-def test_what_is_no_name_of_an_image_is_refused(image: str) -> None:
-    with pytest.raises(Refused, match="no name of an image"):
-        ask(image=image)
+def test_an_invalid_image_name_is_refused(image: str) -> None:
+    with pytest.raises(Refused, match="not a valid image name"):
+        request(image=image)
 
 
 @pytest.mark.parametrize(
@@ -117,13 +118,13 @@ def test_what_is_no_name_of_an_image_is_refused(image: str) -> None:
         ("localhost/x", "docker.io/*"),
         ("registry.lab/x:1", f"registry.lab/*{DIGEST}"),
         ("registry.lab/x:latest", "registry.lab/x@sha256:*"),
-        (f"registry.lab/x:2.1{DIGEST}", "registry.lab/x:2.*"),  # beside a digest the tag means nothing
+        (f"registry.lab/x:2.1{DIGEST}", "registry.lab/x:2.*"),  # Docker ignores a tag next to a digest
         ("registry.lab/x", "registry.lab/x:2.*"),
     ],
 )
-def test_an_image_off_the_list_is_refused(image: str, allowed: str) -> None:
+def test_an_image_that_is_not_on_the_list_is_refused(image: str, allowed: str) -> None:
     with pytest.raises(Refused, match="not on the pool's list") as refusal:
-        ask(ContainerRules(images=[allowed]), image=image)
+        request(ContainerRules(images=[allowed]), image=image)
     assert repr(image) in str(refusal.value)
 
 
@@ -142,13 +143,13 @@ def test_an_image_off_the_list_is_refused(image: str, allowed: str) -> None:
         ("registry.lab/x:2.1", "registry.lab/x:2.*"),
     ],
 )
-def test_an_image_on_the_list_passes(image: str, allowed: str) -> None:
-    assert ask(ContainerRules(images=[allowed]), image=image).image == image
+def test_an_image_on_the_list_is_allowed(image: str, allowed: str) -> None:
+    assert request(ContainerRules(images=[allowed]), image=image).image == image
 
 
 def test_an_empty_list_allows_nothing() -> None:
     with pytest.raises(Refused, match="empty"):
-        ask(ContainerRules(images=[]))
+        request(ContainerRules(images=[]))
 
 
 # -- mounts -----------------------------------------------------------------------------------
@@ -156,131 +157,96 @@ def test_an_empty_list_allows_nothing() -> None:
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """An allowed root with a folder in it, and much beside it that is not allowed."""
+    """An allowed root with a folder in it, next to folders that are not allowed."""
     (tmp_path / "data" / "set").mkdir(parents=True)
     (tmp_path / "data-evil").mkdir()
     (tmp_path / "secret").mkdir()
     return tmp_path / "data"
 
 
-def mount(root: Path, text: str) -> Container:
-    return ask(ContainerRules(mount_roots=[str(root)]), mounts=[text.format(root=root, beside=root.parent)])
+def request_mount(root: Path, text: str) -> Container:
+    return request(
+        ContainerRules(mount_roots=[str(root)]), mounts=[text.format(root=root, beside=root.parent)]
+    )
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "/:/host",
-        "/etc:/mnt",
-        "/etc/shadow:/mnt/shadow:ro",
+RESERVED_TARGETS = (
+    "/ // /proc /proc/1/root //proc /sys/fs/cgroup /dev /dev/shm "
+    "/run/gpu-flows /run/gpu-flows/secrets //run/gpu-flows /run /run/"
+)
+REFUSED_MOUNTS = {  # by the reason
+    "not under one of the pool's mount roots": [
+        *("/:/host", "/etc:/mnt", "/etc/shadow:/mnt/shadow:ro", "/run:/mnt", "/proc:/mnt"),
         "/var/run/docker.sock:/var/run/docker.sock",
-        "/run:/mnt",
-        "/proc:/mnt",
-        "{beside}:/mnt",  # the folder that the root is in
-        "{beside}/data-evil:/mnt",  # begins like the root
-        "{beside}/secret:/mnt",
+        *("{beside}:/mnt", "{beside}/data-evil:/mnt", "{beside}/secret:/mnt"),
     ],
-)
-def test_what_is_not_under_a_root_is_not_mounted(root: Path, text: str) -> None:
-    with pytest.raises(Refused, match="not under one of the pool's mount roots") as refusal:
-        mount(root, text)
-    assert str(root) in str(refusal.value)
+    "absolute paths": [
+        *("{root}/../secret:/mnt", "{root}/set/../../secret:/mnt", "data/set:/mnt", "~/set:/mnt", ".:/mnt"),
+        *("{root}/set:mnt", "{root}/set:/mnt/../proc", "{root}/se\nt:/mnt"),
+    ],
+    "SOURCE:TARGET": ["{root}/set", ":/mnt", "{root}/set:", "{root}:/mnt:exec", "{root}:/mnt:ro:z"],
+    "is reserved": [f"{{root}}/set:{target}" for target in RESERVED_TARGETS.split()],
+}
 
 
 @pytest.mark.parametrize(
-    "text",
-    [
-        "{root}/../secret:/mnt",
-        "{root}/set/../../secret:/mnt",
-        "data/set:/mnt",
-        "~/set:/mnt",
-        ".:/mnt",
-        "{root}/set:mnt",
-        "{root}/set:/mnt/../proc",
-        "{root}/se\nt:/mnt",
-    ],
+    ("reason", "text"), [(reason, text) for reason, texts in REFUSED_MOUNTS.items() for text in texts]
 )
-def test_paths_that_are_not_plain_are_refused(root: Path, text: str) -> None:
-    with pytest.raises(Refused, match="absolute paths"):
-        mount(root, text)
+def test_a_mount_against_the_rules_is_refused(root: Path, reason: str, text: str) -> None:
+    with pytest.raises(Refused, match=reason):
+        request_mount(root, text)
 
 
-@pytest.mark.parametrize(
-    "text", ["{root}/set", ":/mnt", "{root}/set:", "{root}:/mnt:exec", "{root}:/mnt:ro:z"]
-)
-def test_what_is_no_mount_is_refused(root: Path, text: str) -> None:
-    with pytest.raises(Refused, match="SOURCE:TARGET"):
-        mount(root, text)
+def test_a_refused_mount_names_the_roots(root: Path) -> None:
+    with pytest.raises(Refused, match=str(root)):
+        request_mount(root, "/etc:/mnt")
 
 
-@pytest.mark.parametrize(
-    "target",
-    [
-        "/",
-        "//",
-        "/proc",
-        "/proc/1/root",
-        "//proc",
-        "/sys/fs/cgroup",
-        "/dev",
-        "/dev/shm",
-        "/run/gpu-flows",
-        "/run/gpu-flows/secrets",
-        "//run/gpu-flows",
-        "/run",
-        "/run/",
-    ],
-)
-def test_nothing_is_mounted_over_what_is_the_containers_own(root: Path, target: str) -> None:
-    with pytest.raises(Refused, match="nothing can be mounted over"):
-        mount(root, f"{{root}}/set:{target}")
-
-
-def test_a_link_out_of_the_root_is_followed_and_refused(root: Path) -> None:
+def test_a_link_out_of_the_root_is_refused(root: Path) -> None:
     (root / "shortcut").symlink_to("../secret")
     (root / "far").symlink_to(root / "shortcut")
     for name in ("shortcut", "far"):
         with pytest.raises(Refused, match=rf"{name}' leads to '.*secret'"):
-            mount(root, f"{{root}}/{name}:/mnt")
+            request_mount(root, f"{{root}}/{name}:/mnt")
 
 
-def test_a_link_that_is_bent_after_the_check_is_caught_by_the_next(root: Path) -> None:
-    wish = Mount(str(root / "now"), "/mnt")
+def test_a_link_that_changes_after_a_check_is_refused_by_the_next(root: Path) -> None:
+    mount = Mount(str(root / "now"), "/mnt")
     (root / "now").symlink_to("set")
-    assert resolve(wish, [str(root)], files_are_here=True).source == str(root / "set")
+    assert resolve_mount(mount, [str(root)], files_are_here=True).source == str(root / "set")
     (root / "now").unlink()
     (root / "now").symlink_to("/etc")
     with pytest.raises(Refused, match="leads to '/etc'"):
-        resolve(wish, [str(root)], files_are_here=True)
+        resolve_mount(mount, [str(root)], files_are_here=True)
 
 
-def test_pipes_sockets_and_what_is_not_there_are_refused(root: Path) -> None:
+def test_pipes_sockets_and_missing_files_are_refused(root: Path) -> None:
     os.mkfifo(root / "pipe")
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(root / "sock"))
         for name in ("pipe", "sock"):
-            with pytest.raises(Refused, match="neither a directory nor a plain file"):
-                mount(root, f"{{root}}/{name}:/mnt")
+            with pytest.raises(Refused, match="neither a directory nor a regular file"):
+                request_mount(root, f"{{root}}/{name}:/mnt")
     with pytest.raises(Refused, match="No such file"):
-        mount(root, "{root}/nowhere:/mnt")
+        request_mount(root, "{root}/nowhere:/mnt")
 
 
 def test_on_another_machine_only_the_roots_themselves_are_mounted() -> None:
-    def there(source: str) -> Mount:
-        return resolve(Mount(source, "/mnt"), ["/data/"], files_are_here=False)
+    def resolve_remote(source: str) -> Mount:
+        return resolve_mount(Mount(source, "/mnt"), ["/data/"], files_are_here=False)
 
-    assert there("/data").source == there("//data/").source == "/data"
+    assert resolve_remote("/data").source == resolve_remote("//data/").source == "/data"
     for source in ("/data/set", "/data-evil", "/"):
         with pytest.raises(Refused, match="another machine"):
-            there(source)
+            resolve_remote(source)
 
 
 def test_without_roots_nothing_is_mounted(root: Path) -> None:
     with pytest.raises(Refused, match="none"):
-        ask(mounts=[f"{root}:/mnt"])
+        request(mounts=[f"{root}:/mnt"])
 
 
-def test_folders_and_files_under_a_root_are_mounted(root: Path) -> None:
+def test_folders_and_files_under_a_root_are_allowed(root: Path) -> None:
     (root / "set" / "file").touch()
     (root / "inside").symlink_to("set")
     for text in (
@@ -289,12 +255,12 @@ def test_folders_and_files_under_a_root_are_mounted(root: Path) -> None:
         "{root}/set/file:/etc/config:ro",
         "{root}/inside:/run2",
     ):
-        assert mount(root, text).mounts
-    assert mount(root, "{root}/set:/data:ro").mounts[0].read_only
-    assert not mount(root, "{root}/set:/data").mounts[0].read_only
+        assert request_mount(root, text).mounts
+    assert request_mount(root, "{root}/set:/data:ro").mounts[0].read_only
+    assert not request_mount(root, "{root}/set:/data").mounts[0].read_only
 
 
-# -- variables, secrets, sizes, words ---------------------------------------------------------
+# -- variables, secrets, sizes and commands ---------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -312,56 +278,56 @@ def test_folders_and_files_under_a_root_are_mounted(root: Path) -> None:
         "GPU_FLOWS_ATTEMPT_FOLDER",
     ],
 )
-def test_a_job_does_not_choose_its_devices(name: str) -> None:
+def test_variables_that_choose_devices_are_refused(name: str) -> None:
     with pytest.raises(Refused, match=name):
-        ask(env={name: "all"})
-    with pytest.raises(Refused, match=name):  # nor by way of a secret
+        request(env={name: "all"})
+    with pytest.raises(Refused, match=name):  # also as a secret
         build_container({"image": "busybox"}, {}, (), RULES, True, secrets={name: "all"})
 
 
 @pytest.mark.parametrize("env", [{"": "x"}, {"A=B": "x"}, {"A": "x\0y"}, {"A\0B": "x"}])
-def test_what_is_no_variable_is_refused(env: dict[str, str]) -> None:
+def test_an_invalid_variable_is_refused(env: dict[str, str]) -> None:
     with pytest.raises(Refused, match="variable"):
-        ask(env=env)
+        request(env=env)
 
 
 @pytest.mark.parametrize(
     "name", ["../../etc/passwd", "/etc/passwd", "a/b", "..", ".", "a b", "a\n", "-x", "é"]
 )
-def test_a_secrets_name_is_no_path(name: str) -> None:
-    with pytest.raises(Refused, match="no name for a secret"):
-        check(Container("busybox", secrets={name: "x"}), {}, "", (), RULES, True)
+def test_an_invalid_secret_name_is_refused(name: str) -> None:
+    with pytest.raises(Refused, match="not a valid name of a secret"):
+        check_request(Container("busybox", secrets={name: "x"}), {}, "", (), RULES, True)
 
 
 @pytest.mark.parametrize("field", ["memory_gb", "cpus", "shm_gb"])
 @pytest.mark.parametrize("value", [-1, "-1", "nan", "inf", float("nan"), 1e12, "lots", "1; reboot", [], {}])
-def test_no_sensible_number_is_refused(field: str, value: object) -> None:
+def test_an_invalid_amount_is_refused(field: str, value: object) -> None:
     with pytest.raises(Refused, match=field):
-        ask(**{field: value})
+        request(**{field: value})
 
 
 @pytest.mark.parametrize(("field", "value"), [("memory_gb", 8.1), ("cpus", 4.5), ("shm_gb", 257)])
 def test_more_than_the_pool_allows_is_refused(field: str, value: float) -> None:
     with pytest.raises(Refused, match="the pool allows"):
-        ask(**{field: value})
+        request(**{field: value})
 
 
 @pytest.mark.parametrize("size", [float("nan"), float("inf"), -1])
-def test_the_last_check_does_not_rely_on_the_first(size: float) -> None:
+def test_the_last_check_does_not_rely_on_earlier_ones(size: float) -> None:
     for container in (Container("busybox", cpus=size), Container("busybox", memory_mb=size)):  # type: ignore[arg-type]
-        with pytest.raises(Refused, match="no amount"):
-            check(container, {}, "", (), ContainerRules(), True)
+        with pytest.raises(Refused, match="not an amount"):
+            check_request(container, {}, "", (), ContainerRules(), True)
 
 
 @pytest.mark.parametrize("directory", ["data", "../data", "/data/../..", "/da\0ta", "C:\\data"])
-def test_a_working_directory_is_an_absolute_path(directory: str) -> None:
+def test_a_working_directory_must_be_an_absolute_path(directory: str) -> None:
     with pytest.raises(Refused, match="working directory"):
-        ask(working_dir=directory)
+        request(working_dir=directory)
 
 
 def test_a_pull_policy_is_one_of_three() -> None:
     with pytest.raises(Refused, match="sometimes"):
-        ask(pull="sometimes")
+        request(pull="sometimes")
 
 
 def test_a_command_with_an_open_quote_is_refused() -> None:
@@ -371,8 +337,8 @@ def test_a_command_with_an_open_quote_is_refused() -> None:
         build_container({"image": "busybox"}, {}, ("echo", "a\0b"), RULES, True)
 
 
-def test_harmless_wishes_pass() -> None:
-    asked = ask(
+def test_a_request_within_the_rules_is_allowed() -> None:
+    container = request(
         env={"LR": "0.1", "NVIDIA_DRIVER_CAPABILITIES": "all", "CUDA_LAUNCH_BLOCKING": "1", "EMPTY": ""},
         memory_gb="7.5",
         cpus=4,
@@ -380,5 +346,10 @@ def test_harmless_wishes_pass() -> None:
         working_dir="/workspace",
         pull="always",
     )
-    assert (asked.memory_mb, asked.cpus, asked.shm_mb, asked.pull) == (7680, 4.0, 512, "always")
-    assert ask().shm_mb == 1024
+    assert (container.memory_mb, container.cpus, container.shm_mb, container.pull) == (
+        7680,
+        4.0,
+        512,
+        "always",
+    )
+    assert request().shm_mb == 1024

@@ -1,70 +1,45 @@
-"""Containers on a real engine: what they print, how they end, what they get, and what is left of them."""
+"""One container on a real engine: its output, its end, stopping it, launching it once, and what it gets."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
-from containers import Heard, host_of, launch_of, run, serving, soon, told
-from docker.errors import NotFound
+from containers import CollectingSink, make_launch, open_runtime, run, run_alone, shell, wait_for
 from docker_hosts.daemon import Daemon
 
 from gpu_flows.blocks import ContainerRules
-from gpu_flows.runtimes.attempt_store import AttemptStore
-from gpu_flows.runtimes.base import Launch, LaunchError, Mount, NotWanted, Refused
-from gpu_flows.runtimes.docker import container as words
-from gpu_flows.runtimes.docker import host_health as pulse
-from gpu_flows.runtimes.docker import runtime
-from gpu_flows.runtimes.docker.host import Host
-from gpu_flows.runtimes.docker.runtime import DockerRuntime
+from gpu_flows.runtimes.base import Launch, LaunchCancelled, LaunchError, Mount, Refused
+from gpu_flows.runtimes.docker import container_spec
+from gpu_flows.runtimes.docker.container_spec import container_name
 from gpu_flows.schedulers.model import Device
 
 pytest_plugins = ["docker_hosts.fixtures"]
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("clean_engine")]
 
 
-@pytest.fixture(autouse=True)
-def clean(engine: Daemon, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Looks round often, and leaves no container to the next test."""
-    monkeypatch.setattr(pulse, "EVERY_S", 0.3)
-    yield
-    for each in engine.client().containers.list(all=True, ignore_removed=True):
-        with suppress(NotFound):
-            each.remove(force=True)
+def launch_and_fail(engine: Daemon, folder: Path, launch: Launch, *mount_roots: Path) -> LaunchError:
+    """Return the error of a launch that must fail."""
+
+    async def main() -> LaunchError:
+        rules = ContainerRules(mount_roots=[str(root) for root in mount_roots])
+        async with open_runtime(folder, engine, rules=rules) as docker:
+            with pytest.raises(LaunchError) as raised:
+                await docker.launch(launch)
+        return raised.value
+
+    return asyncio.run(main())
 
 
-def names(engine: Daemon) -> set[str]:
-    return {each.name for each in engine.client().containers.list(all=True, ignore_removed=True)}
+# -- output and end ---------------------------------------------------------------------------
 
 
-def inspect(engine: Daemon, launch: Launch) -> dict[str, Any]:
-    return dict(engine.client().api.inspect_container(words.name_of(launch)))
-
-
-def variant(engine: Daemon, tag: str, *changes: str) -> str:
-    """The bare image with a change to it."""
-    client = engine.client()
-    made = client.containers.create("bare:test")
-    made.commit(*tag.split(":"), changes=list(changes))
-    made.remove()
-    return tag
-
-
-def shell(script: str, **more: Any) -> Launch:
-    return launch_of("sh", "-c", script, **more)
-
-
-# -- what they print, and how they end --------------------------------------------------------
-
-
-def test_all_that_it_prints_arrives(engine: Daemon, tmp_path: Path) -> None:
-    """Both streams, empty lines, lines longer than Docker's pieces, and a last one that does not end."""
+def test_all_output_arrives(engine: Daemon, tmp_path: Path) -> None:
+    """Both streams, empty lines, lines that Docker splits, and a last line without a newline."""
     long = "head -c 40000 /dev/zero | tr '\\0' x"
     scripts = {
         "echo out; echo; echo err >&2; printf last": ["out", "", "err", "last"],
@@ -75,383 +50,223 @@ def test_all_that_it_prints_arrives(engine: Daemon, tmp_path: Path) -> None:
     }
 
     async def main() -> None:
-        sink = Heard()
-        async with serving(tmp_path, host_of(engine), sink=sink) as docker:
+        sink = CollectingSink()
+        async with open_runtime(tmp_path, engine, sink=sink) as docker:
             launches = [shell(script) for script in scripts]
             ends = await asyncio.gather(*(run(docker, launch) for launch in launches))
         assert [end.exit_code for end in ends] == [0] * len(scripts)
         for launch, printed in zip(launches, scripts.values(), strict=True):
-            assert sorted(sink.of(launch)) == sorted(printed)  # two streams may overtake each other
-        assert sink.of(launches[2]) == scripts["seq 5000"]
+            assert sorted(sink.texts(launch)) == sorted(printed)  # the order of two streams is not defined
+        assert sink.texts(launches[2]) == scripts["seq 5000"]
 
     asyncio.run(main())
 
 
-def test_lines_arrive_while_it_runs(engine: Daemon, tmp_path: Path) -> None:
+def test_output_arrives_while_the_container_runs(engine: Daemon, tmp_path: Path) -> None:
     async def main() -> None:
-        sink = Heard()
-        async with serving(tmp_path, host_of(engine), sink=sink) as docker:
+        sink = CollectingSink()
+        async with open_runtime(tmp_path, engine, sink=sink) as docker:
             launch = shell("echo first; sleep 60")
             attempt = await docker.launch(launch)
-            await soon(lambda: sink.of(launch) == ["first"], "its line arrived")
+            await wait_for(lambda: sink.texts(launch) == ["first"], "the line has arrived")
             await docker.stop(attempt, "cancel")
             assert (await docker.wait(attempt)).exit_code == 143
 
     asyncio.run(main())
 
 
-def test_its_end_is_told_as_it_was(engine: Daemon, tmp_path: Path) -> None:
-    hog = "head -c 30000000 /dev/zero | tail -c 30000000 | (sleep 2; wc -c)"
+def test_the_end_has_exit_code_memory_and_reason(engine: Daemon, tmp_path: Path) -> None:
+    large = "head -c 30000000 /dev/zero | tail -c 30000000 | (sleep 2; wc -c)"
 
     async def main() -> None:
-        async with serving(tmp_path, host_of(engine)) as docker:
-            plain, killed, starved, fat = await asyncio.gather(
+        async with open_runtime(tmp_path, engine) as docker:
+            failed, killed, out_of_memory, measured = await asyncio.gather(
                 run(docker, shell("exit 7")),
                 run(docker, shell("kill -9 $$")),
-                run(docker, launch_of("tail", "/dev/zero", memory_mb=24)),
-                run(docker, shell(hog, memory_mb=256)),
+                run(docker, make_launch("tail", "/dev/zero", memory_mb=24)),
+                run(docker, shell(large, memory_mb=256)),
             )
-        assert (plain.exit_code, plain.oom_killed, plain.lost) == (7, False, False)
-        assert killed.exit_code == 137
-        assert not killed.oom_killed
-        assert starved.oom_killed
-        assert starved.exit_code == 137
-        assert "memory" in starved.detail
-        assert fat.exit_code == 0
-        assert 28 < (fat.peak_memory_mb or 0) < 100
+        assert (failed.exit_code, failed.oom_killed, failed.lost) == (7, False, False)
+        assert (killed.exit_code, killed.oom_killed) == (137, False)
+        assert (out_of_memory.exit_code, out_of_memory.oom_killed) == (137, True)
+        assert "memory" in out_of_memory.detail
+        assert measured.exit_code == 0
+        assert 28 < (measured.peak_memory_mb or 0) < 100
 
     asyncio.run(main())
 
 
-def test_a_command_that_is_not_there_says_so(engine: Daemon, tmp_path: Path) -> None:
-    async def main() -> None:
-        sink = Heard()
-        async with serving(tmp_path, host_of(engine), sink=sink) as docker:
-            launch = launch_of("nosuchcommand")
-            assert (await run(docker, launch)).exit_code == 127
-        assert "nosuchcommand" in "".join(sink.of(launch))
-
-    asyncio.run(main())
+def test_a_missing_command_is_named_in_the_output(engine: Daemon, tmp_path: Path) -> None:
+    launch = make_launch("nosuchcommand")
+    end, sink = run_alone(tmp_path, engine, launch)
+    assert end.exit_code == 127
+    assert "nosuchcommand" in "".join(sink.texts(launch))
 
 
-def test_what_docker_cannot_start_leaves_nothing(engine: Daemon, tmp_path: Path) -> None:
+def test_a_failed_start_leaves_no_container(engine: Daemon, tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.touch()
+    launch = make_launch("true", mounts=(Mount(str(file), "/home"),))  # a file over a folder
+    error = str(launch_and_fail(engine, tmp_path / "store", launch, tmp_path))
+    assert "cannot start it" in error
+    assert "mount" in error
+    assert not engine.list_containers()
 
+
+# -- stop -------------------------------------------------------------------------------------
+
+
+def test_stop_waits_for_the_grace_period_then_kills(engine: Daemon, tmp_path: Path) -> None:
     async def main() -> None:
-        rules = ContainerRules(mount_roots=[str(tmp_path)])
-        async with serving(tmp_path / "attempt_store", host_of(engine), rules=rules) as docker:
-            with pytest.raises(LaunchError, match=r"cannot start it.*mount"):
-                await docker.launch(launch_of("true", mounts=(Mount(str(file), "/home"),)))  # a folder there
-
-    asyncio.run(main())
-    assert not names(engine)
-
-
-# -- stopped ----------------------------------------------------------------------------------
-
-
-def test_who_hears_is_given_its_grace_and_who_does_not_is_killed(engine: Daemon, tmp_path: Path) -> None:
-    async def main() -> None:
-        sink = Heard()
-        async with serving(tmp_path, host_of(engine), sink=sink) as docker:
-            polite = shell(
-                "trap 'sleep 0.5; echo saved; exit 5' TERM; echo up; while :; do sleep 0.1; done", grace_s=20
-            )
-            deaf = shell("trap '' TERM; echo up; while :; do sleep 0.1; done", grace_s=0.5)
-            attempts = [await docker.launch(launch) for launch in (polite, deaf)]
-            await soon(lambda: "up" in sink.of(polite) and "up" in sink.of(deaf), "both are ready")
+        sink = CollectingSink()
+        async with open_runtime(tmp_path, engine, sink=sink) as docker:
+            loop = "echo up; while :; do sleep 0.1; done"
+            saving = shell(f"trap 'sleep 0.5; echo saved; exit 5' TERM; {loop}", grace_s=20)
+            ignoring = shell(f"trap '' TERM; {loop}", grace_s=0.5)
+            attempts = [await docker.launch(launch) for launch in (saving, ignoring)]
+            await wait_for(lambda: "up" in sink.texts(saving) and "up" in sink.texts(ignoring), "both run")
             await asyncio.gather(*(docker.stop(attempt, "cancel") for attempt in attempts))
             ends = [await docker.wait(attempt) for attempt in attempts]
         assert [end.exit_code for end in ends] == [5, 137]
-        assert sink.of(polite) == ["up", "saved"]
+        assert sink.texts(saving) == ["up", "saved"]
 
     asyncio.run(main())
 
 
-def test_what_is_cancelled_before_it_starts_leaves_nothing(engine: Daemon, tmp_path: Path) -> None:
+def test_a_launch_cancelled_before_the_start_leaves_no_container(engine: Daemon, tmp_path: Path) -> None:
     async def main() -> None:
-        sink = Heard()
-        async with serving(tmp_path, host_of(engine), sink=sink) as docker:
-            launch = launch_of("echo", "ran", secrets={"TOKEN": "x"})
-            with pytest.raises(NotWanted):
+        sink = CollectingSink()
+        async with open_runtime(tmp_path, engine, sink=sink) as docker:
+            launch = make_launch("echo", "ran", secrets={"TOKEN": "x"})
+            with pytest.raises(LaunchCancelled):
                 await docker.launch(launch, lambda: False)
-        assert not sink.of(launch)
+        assert not sink.texts(launch)
 
     asyncio.run(main())
-    assert not names(engine)
+    assert not engine.list_containers()
 
 
 # -- exactly once -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("state", ["created", "ended"])
-def test_a_stranger_of_the_same_name_is_an_error_and_is_left_alone(
-    engine: Daemon, tmp_path: Path, state: str
-) -> None:
-    launch = launch_of("true")
-    theirs = engine.client().containers.create("bare:test", "true", name=words.name_of(launch))
+def test_a_foreign_container_of_the_same_name_is_an_error(engine: Daemon, tmp_path: Path, state: str) -> None:
+    launch = make_launch("true")
+    name = container_name(launch)
+    foreign = engine.client().containers.create("bare:test", "true", name=name)
     if state == "ended":
-        theirs.start()
-        theirs.wait()
-
-    async def main() -> None:
-        async with serving(tmp_path, host_of(engine)) as docker:
-            with pytest.raises(LaunchError, match="not ours"):
-                await docker.launch(launch)
-
-    asyncio.run(main())
-    assert inspect(engine, launch)["Id"] == theirs.id
+        foreign.start()
+        foreign.wait()
+    assert "not ours" in str(launch_and_fail(engine, tmp_path, launch))
+    assert engine.inspect(container_name(launch))["Id"] == foreign.id
 
 
-def test_a_second_launch_of_an_attempt_is_the_first_one(engine: Daemon, tmp_path: Path) -> None:
-    """Whether it runs, or has ended; in the same worker, or in another that planned it again."""
+def test_a_second_launch_of_an_attempt_uses_the_same_container(engine: Daemon, tmp_path: Path) -> None:
+    """While it runs and after its end; in the same worker, and in another one that planned it again."""
     launch = shell("echo once; sleep 2; exit 3")
 
     async def main() -> None:
-        first, second = Heard(), Heard()
+        first, second = CollectingSink(), CollectingSink()
         async with (
-            serving(tmp_path / "a", host_of(engine), sink=first) as here,
-            serving(tmp_path / "b", host_of(engine), sink=second, may_act=lambda: False) as there,
+            open_runtime(tmp_path / "a", engine, sink=first) as here,
+            open_runtime(tmp_path / "b", engine, sink=second, may_act=lambda: False) as there,
         ):
             attempt = await here.launch(launch)
-            before = inspect(engine, launch)
+            before = engine.inspect(container_name(launch))
             assert (await here.launch(launch)).identifier == attempt.identifier
             again = await there.launch(replace(launch, policy="another", planned=5.0))
             ends = [await here.wait(attempt), await there.wait(again)]
-            after = inspect(engine, launch)
+            after = engine.inspect(container_name(launch))
             there.forget(launch)
             with pytest.raises(LaunchError, match="has ended"):
                 await there.launch(launch)
         assert [end.exit_code for end in ends] == [3, 3]
-        assert first.of(launch) == second.of(launch) == ["once"]
+        assert first.texts(launch) == second.texts(launch) == ["once"]
         assert (before["Id"], before["State"]["StartedAt"]) == (after["Id"], after["State"]["StartedAt"])
 
-        async with serving(tmp_path / "c", host_of(engine), may_act=lambda: False) as later:
-            later._live.clear()  # it has not heard of it
+        async with open_runtime(tmp_path / "c", engine, may_act=lambda: False) as later:
+            later._running.by_attempt.clear()  # as if it had not adopted the container
             assert (await later.wait(await later.launch(launch))).exit_code == 3
-        assert inspect(engine, launch)["State"]["StartedAt"] == before["State"]["StartedAt"]
+        assert engine.inspect(container_name(launch))["State"]["StartedAt"] == before["State"]["StartedAt"]
 
     asyncio.run(main())
 
 
-# -- what it gets -----------------------------------------------------------------------------
+# -- secrets, limits and devices --------------------------------------------------------------
 
 
 @pytest.mark.parametrize("user", ["", "worker", "1000", "1000:1000"])
-def test_a_secret_is_a_file_that_its_user_alone_reads(engine: Daemon, tmp_path: Path, user: str) -> None:
-    image = variant(engine, f"user:{user.replace(':', '-') or 'root'}", *([f"USER {user}"] if user else []))
+def test_a_secret_is_a_file_that_only_the_images_user_can_read(
+    engine: Daemon, tmp_path: Path, user: str
+) -> None:
+    changes = [f"USER {user}"] if user else []
+    image = engine.commit_image(f"user:{user.replace(':', '-') or 'root'}", *changes)
     script = "id -u; cat $TOKEN_FILE; stat -c %a $TOKEN_FILE; env | grep -c ^TOKEN="
-
-    async def main() -> None:
-        sink = Heard()
-        async with serving(tmp_path, host_of(engine), sink=sink) as docker:
-            launch = shell(script, image=image, secrets={"TOKEN": "sesame\n"}, env={"TOKEN": "sesame\n"})
-            await docker.wait(await docker.launch(launch))
-            assert "sesame" not in json.dumps(inspect(engine, launch))
-        assert sink.of(launch) == ["1000" if user else "0", "sesame", "400", "0"]
-        assert not any("sesame" in file.read_text() for file in tmp_path.rglob("*") if file.is_file())
-
-    asyncio.run(main())
+    launch = shell(script, image=image, secrets={"TOKEN": "sesame\n"}, env={"TOKEN": "sesame\n"})
+    _, sink = run_alone(tmp_path, engine, launch)
+    assert "sesame" not in json.dumps(engine.inspect(container_name(launch)))
+    assert sink.texts(launch) == ["1000" if user else "0", "sesame", "400", "0"]
+    assert not any("sesame" in file.read_text() for file in tmp_path.rglob("*") if file.is_file())
 
 
-def test_a_container_has_its_limits_and_no_privileges(engine: Daemon, tmp_path: Path) -> None:
+def test_a_container_has_limits_and_no_privileges(engine: Daemon, tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "file").write_text("from the host")
     script = "grep CapEff /proc/self/status; df -m /dev/shm; cat /data/file; touch /data/x || echo read-only"
 
     async def main() -> None:
-        sink = Heard()
+        sink = CollectingSink()
         rules = ContainerRules(mount_roots=[str(tmp_path)], most_memory_gb=0.25)
-        async with serving(tmp_path / "attempt_store", host_of(engine), sink=sink, rules=rules) as docker:
-            launch = shell(
-                script, mounts=(Mount(str(tmp_path / "data"), "/data", read_only=True),), shm_mb=256
-            )
+        async with open_runtime(tmp_path / "store", engine, sink=sink, rules=rules) as docker:
+            mount = Mount(str(tmp_path / "data"), "/data", read_only=True)
+            launch = shell(script, mounts=(mount,), shm_mb=256)
             await docker.wait(await docker.launch(launch))
-            config = inspect(engine, launch)["HostConfig"]
-        printed = "\n".join(sink.of(launch))
-        assert "0000000000000000" in printed
-        assert "256" in printed
-        assert "from the host" in printed
-        assert "read-only" in printed
+            config = engine.inspect(container_name(launch))["HostConfig"]
+        printed = "\n".join(sink.texts(launch))
+        for expected in ("0000000000000000", "256", "from the host", "read-only"):
+            assert expected in printed
         assert (config["Memory"], config["Privileged"]) == (256 * 1024 * 1024, False)
 
     asyncio.run(main())
 
 
-def test_a_link_that_is_bent_while_it_is_launched_is_refused(engine: Daemon, tmp_path: Path) -> None:
-    (tmp_path / "data" / "set").mkdir(parents=True)
-    link = tmp_path / "data" / "link"
+def test_a_link_that_changes_during_the_launch_is_refused(
+    engine: Daemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = tmp_path / "data"
+    (data / "set").mkdir(parents=True)
+    link = data / "link"
     link.symlink_to("set")
+    launch = make_launch("true", mounts=(Mount(str(link), "/data"),), secrets={"TOKEN": "x"})
 
-    async def main() -> None:
-        rules = ContainerRules(mount_roots=[str(tmp_path / "data")])
-        async with serving(tmp_path / "attempt_store", host_of(engine), rules=rules) as docker:
-            launch = launch_of("true", mounts=(Mount(str(link), "/data"),), secrets={"TOKEN": "x"})
-            bend = lambda: (link.unlink(), link.symlink_to("/etc"))  # noqa: E731
-            with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(words, "files_for", lambda launch: bend() and {})
-                with pytest.raises(Refused, match="leads to '/etc'"):
-                    await docker.launch(launch)
+    def change_link(_: Launch) -> dict[str, bytes]:
+        link.unlink()
+        link.symlink_to("/etc")
+        return {}
 
-    asyncio.run(main())
-    assert not names(engine)
+    monkeypatch.setattr(container_spec, "container_files", change_link)
+    error = launch_and_fail(engine, tmp_path / "store", launch, data)
+    assert isinstance(error, Refused)
+    assert "leads to '/etc'" in str(error)
+    assert not engine.list_containers()
 
 
 def test_a_container_sees_its_own_devices_and_no_others(
     new_engine: Callable[..., Daemon], tmp_path: Path
 ) -> None:
-    """Docker sends a device request to NVIDIA's hook: here to one that gives nothing, but is told."""
+    """Docker passes a device request to NVIDIA's hook. The test's hook accepts it and adds no device."""
     hook = tmp_path / "bin" / "nvidia-container-runtime-hook"
     hook.parent.mkdir()
     hook.write_text("#!/bin/sh\ncat > /dev/null\n")
     hook.chmod(0o755)
     engine = new_engine("nvidia", path_prefix=hook.parent)
-    greedy = variant(
-        engine, "greedy:test", "ENV NVIDIA_VISIBLE_DEVICES=all", "ENV CUDA_VISIBLE_DEVICES=0,1,2,3"
-    )
-    launch = launch_of("env", image=greedy)
+    variables = ("ENV NVIDIA_VISIBLE_DEVICES=all", "ENV CUDA_VISIBLE_DEVICES=0,1,2,3")
+    launch = make_launch("env", image=engine.commit_image("greedy:test", *variables))
     launch = replace(launch, devices=(Device("GPU-8f6d", "host", 2), Device("GPU-77aa", "host", 3)))
-
-    async def main() -> None:
-        sink = Heard()
-        async with serving(
-            tmp_path / "attempt_store", host_of(engine, gpu_access="nvidia"), sink=sink
-        ) as docker:
-            await docker.wait(await docker.launch(launch))
-            [request] = inspect(engine, launch)["HostConfig"]["DeviceRequests"]
-        visible = {line for line in sink.of(launch) if "VISIBLE_DEVICES" in line}
-        assert visible == {
-            "NVIDIA_VISIBLE_DEVICES=GPU-8f6d,GPU-77aa",
-            "CUDA_VISIBLE_DEVICES=GPU-8f6d,GPU-77aa",
-        }
-        assert (request["Driver"], request["DeviceIDs"]) == ("nvidia", ["GPU-8f6d", "GPU-77aa"])
-
-    asyncio.run(main())
-
-
-# -- afterwards -------------------------------------------------------------------------------
-
-
-def test_the_reaper_takes_what_is_ours_and_over_and_nothing_else(
-    engine: Daemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(runtime, "UNSTARTED_FOR_S", 0.0)
-    client = engine.client()
-
-    def ours(launch: Launch, installation: str = "test") -> str:
-        """A container as a worker makes it."""
-        api = client.api
-        told = words.arguments(api, launch, installation, Host(host_of(engine)), ContainerRules())
-        return str(api.create_container(**told)["Id"])
-
-    async def main() -> None:
-        async with serving(tmp_path, host_of(engine), rules=ContainerRules(keep_seconds=0)) as docker:
-            # Somebody else's: without labels, with labels that its image forged, of another installation.
-            client.containers.run("bare:test", "true", name="gf-looks-like-ours-1", detach=True).wait()
-            labels = words.labels_of(launch_of("true"), "test")
-            forged = variant(
-                engine, "forged:test", *(f"LABEL {key}={json.dumps(value)}" for key, value in labels.items())
-            )
-            client.containers.run(forged, "true", name="forged", detach=True).wait()
-            client.containers.run(forged, "sleep 60", name="gf-forged-1", detach=True)
-            other = launch_of("sleep", "60")
-            client.api.start(ours(other, "other"))
-            # Ours: ended and noted, never started, and one that runs though its attempt is over.
-            await run(docker, launch_of("true"))
-            ours(launch_of("true"))
-            over = launch_of("sleep", "60")
-            docker._attempt_store.enter(over)
-            docker._attempt_store.close(over)
-            client.api.start(ours(over))
-            # Ours, and it runs.
-            running = launch_of("sleep", "60")
-            await docker.launch(running)
-            left = {
-                "gf-looks-like-ours-1",
-                "forged",
-                "gf-forged-1",
-                words.name_of(other),
-                words.name_of(running),
-            }
-            await soon(lambda: names(engine) == left, "what is over is gone")
-            await asyncio.sleep(1.5)
-            assert names(engine) == left
-        states = {each.name: each.status for each in client.containers.list(all=True, ignore_removed=True)}
-        assert (
-            states[words.name_of(other)]
-            == states[words.name_of(running)]
-            == states["gf-forged-1"]
-            == "running"
-        )
-
-    asyncio.run(main())
-
-
-def test_an_ended_container_can_be_looked_at_for_a_while(engine: Daemon, tmp_path: Path) -> None:
-    async def main() -> None:
-        async with serving(tmp_path, host_of(engine), rules=ContainerRules(keep_seconds=6)) as docker:
-            launch = shell("echo look; sleep 7")  # silent for longer than it is kept
-            await run(docker, launch)
-            await asyncio.sleep(1)
-            assert words.name_of(launch) in names(engine)
-            await soon(lambda: not names(engine), "it is removed after its time")
-
-    asyncio.run(main())
-
-
-def test_two_installations_on_one_engine_ignore_each_other(engine: Daemon, tmp_path: Path) -> None:
-    async def main() -> None:
-        found: list[Any] = []
-        async with serving(tmp_path / "a", host_of(engine), installation="a") as one:
-            launch = launch_of("sleep", "3")
-            attempt = await one.launch(launch)
-            rules = ContainerRules(keep_seconds=0)
-            async with serving(
-                tmp_path / "b", host_of(engine), installation="b", rules=rules, on_found=found.append
-            ) as two:
-                assert await two.find() == []
-                assert (await one.wait(attempt)).exit_code == 0
-                await asyncio.sleep(1)
-        assert not found
-        assert names(engine) == {words.name_of(launch)}
-
-    asyncio.run(main())
-
-
-# -- while hosts change -----------------------------------------------------------------------
-
-
-def test_a_host_whose_settings_change_is_used_on_and_its_jobs_are_followed_to_their_end(
-    engine: Daemon, tmp_path: Path
-) -> None:
-    async def main() -> None:
-        hosts: list[tuple[str, str]] = []
-        async with serving(tmp_path, host_of(engine), on_host=told(hosts)) as docker:
-            before = launch_of("sleep", "3")
-            attempt = await docker.launch(before)
-            docker.serve([host_of(engine, rack="another")], ContainerRules(), serves_all=False)
-            await soon(lambda: hosts == [("host", ""), ("host", "")], "it is told to be up again")
-            assert (await run(docker, launch_of("true"))).exit_code == 0
-            assert (await docker.wait(attempt)).exit_code == 0
-            docker.forget(before)
-
-    asyncio.run(main())
-
-
-def test_a_worker_that_was_not_told_of_any_host_believes_nothing_lost(engine: Daemon, tmp_path: Path) -> None:
-    """Its cluster block makes no sense. When it does again, what runs is found."""
-
-    async def main() -> None:
-        found: list[Any] = []
-        launch = launch_of("sleep", "20")
-        async with serving(tmp_path, host_of(engine)) as before:
-            await before.launch(launch)
-        later = DockerRuntime(AttemptStore(tmp_path), "test", Heard(), on_found=found.append)
-        assert await later.find() == []
-        later.serve([host_of(engine)], ContainerRules(), serves_all=False)
-        await soon(lambda: [each.launch.id for each in found if each.alive] == [launch.id], "it is found")
-        await later.kill_all()
-        await later.close()
-
-    asyncio.run(main())
+    _, sink = run_alone(tmp_path / "store", engine.settings(gpu_access="nvidia"), launch)
+    assert {line for line in sink.texts(launch) if "VISIBLE_DEVICES" in line} == {
+        "NVIDIA_VISIBLE_DEVICES=GPU-8f6d,GPU-77aa",
+        "CUDA_VISIBLE_DEVICES=GPU-8f6d,GPU-77aa",
+    }
+    [request] = engine.inspect(container_name(launch))["HostConfig"]["DeviceRequests"]
+    assert (request["Driver"], request["DeviceIDs"]) == ("nvidia", ["GPU-8f6d", "GPU-77aa"])

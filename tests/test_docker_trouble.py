@@ -1,56 +1,44 @@
-"""Workers that die, engines that die, and lines that lose answers: nothing is lost, nothing runs twice."""
+"""Killed workers, killed engines and lost answers: no container is lost, and none runs twice."""
 
 from __future__ import annotations
 
 import asyncio
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from conftest import eventually
-from containers import Heard, host_of, launch_of, run, runtime_on, serving, soon, told
-from docker.errors import APIError, NotFound
+from containers import CollectingSink, make_launch, make_runtime, open_runtime, run, shell, wait_for
 from docker_hosts.daemon import Daemon
 from docker_hosts.lossy_proxy import LossyProxy
-from docker_worker import Paper
+from docker_worker import FileSink
 
 from gpu_flows.blocks import ContainerRules, DockerHost
-from gpu_flows.runtimes.base import Launch, Mount, NodeAway
-from gpu_flows.runtimes.docker import container as words
-from gpu_flows.runtimes.docker import follower
-from gpu_flows.runtimes.docker import host_health as pulse
-from gpu_flows.runtimes.docker.host import Host, HostAway
+from gpu_flows.runtimes.base import Launch, Mount, NodeUnreachable
+from gpu_flows.runtimes.docker import container_follower, host_health
+from gpu_flows.runtimes.docker.container_spec import container_name
+from gpu_flows.runtimes.docker.host import Host, HostUnreachable
 
 pytest_plugins = ["docker_hosts.fixtures"]
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("clean_engine")]
 
 COUNTS = "for i in $(seq $((10 + 5 * N))); do echo out $i; echo err $i >&2; sleep 0.1; done; exit $N"
 
 
-@pytest.fixture(autouse=True)
-def clean(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[None]:
-    """Looks round often, and leaves no container on the shared engine to the next test."""
-    monkeypatch.setattr(pulse, "EVERY_S", 0.3)
-    yield
-    if "engine" in request.fixturenames:
-        for each in request.getfixturevalue("engine").client().containers.list(all=True, ignore_removed=True):
-            with suppress(NotFound, APIError):
-                each.remove(force=True)
-
-
-def ids(engine: Daemon) -> dict[str, str]:
-    return {each.name: each.id for each in engine.client().containers.list(all=True, ignore_removed=True)}
+@pytest.fixture
+def surviving_engine(new_engine: Callable[..., Daemon]) -> Daemon:
+    """An engine whose containers go on running when it is killed."""
+    return new_engine(options=["--live-restore"])
 
 
 @contextmanager
 def worker(folder: Path, engine: Daemon, point: str, count: int) -> Iterator[subprocess.Popen[bytes]]:
-    """One that can be killed."""
+    """Run a worker that kills itself at this point, or is killed at the end."""
     file = Path(__file__).with_name("docker_worker.py")
     command = [sys.executable, str(file), str(folder), engine.url, point, str(count), COUNTS]
     process = subprocess.Popen(command)
@@ -61,55 +49,53 @@ def worker(folder: Path, engine: Daemon, point: str, count: int) -> Iterator[sub
         process.wait()
 
 
-def printed_by(number: int) -> list[str]:
+def expected_output(number: int) -> list[str]:
     return sorted(f"{stream} {line}" for stream in ("out", "err") for line in range(1, 11 + 5 * number))
 
 
-# -- workers that die -------------------------------------------------------------------------
+# -- killed workers ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("where", ["here", "on another machine"])
-def test_six_containers_survive_their_worker(engine: Daemon, tmp_path: Path, where: str) -> None:
-    """Killed without warning, in the middle of their output. One ends while nobody watches."""
-    paper = Paper(tmp_path / "output")
+def test_containers_outlive_their_worker_and_are_adopted(engine: Daemon, tmp_path: Path, where: str) -> None:
+    """The worker is killed in the middle of their output. One ends before the next worker starts."""
+    sink = FileSink(tmp_path / "output")
     with worker(tmp_path, engine, "never", 6):
-        eventually(lambda: len(tmp_path.joinpath("output").read_text().splitlines()) > 40, "all print")
-    before = ids(engine)
+        eventually(lambda: len((tmp_path / "output").read_text().splitlines()) > 40, "they print")
+    before = engine.list_containers()
     assert len(before) == 6
 
     async def main() -> None:
         await asyncio.sleep(2)
-        attempt_store = tmp_path if where == "here" else tmp_path / "elsewhere"
-        heard: list[Any] = []
-        runtime = runtime_on(attempt_store, host_of(engine), sink=paper, on_found=heard.append)
+        folder = tmp_path if where == "here" else tmp_path / "elsewhere"
+        late: list[Any] = []
+        runtime = make_runtime(folder, engine, sink=sink, on_found=late.append)
         found = await runtime.find()
         assert len(found) == 6
-        assert not heard, "what was found is not news"
-        ends = await asyncio.gather(*(runtime.wait(each.attempt) for each in found if each.attempt))
+        assert not late, "`find` returns them, so `on_found` does not"
+        ends = await asyncio.gather(*(runtime.wait(item.attempt) for item in found if item.attempt))
         assert sorted(end.exit_code or 0 for end in ends) == [0, 1, 2, 3, 4, 5]
         assert not any(end.lost for end in ends)
-        for each, end in zip(found, ends, strict=True):
-            assert each.attempt
-            assert sorted(paper.of(each.launch)) == printed_by(end.exit_code or 0)
-            times = [line.at_us for line in paper.lines(each.launch.job.id)]
+        for item, end in zip(found, ends, strict=True):
+            assert item.attempt
+            assert sorted(sink.texts(item.launch)) == expected_output(end.exit_code or 0)
+            times = [line.at_us for line in sink.printed(item.launch.job.id)]
             assert times == sorted(set(times))
-            runtime.forget(each.launch)
-        assert ids(engine) == before
+            runtime.forget(item.launch)
+        assert engine.list_containers() == before
         await runtime.close()
 
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("point", ["entered", "created"])
-def test_what_a_worker_began_and_never_started_is_cleared_away(
-    engine: Daemon, tmp_path: Path, point: str
-) -> None:
-    with worker(tmp_path, engine, point, 1) as dying:
-        assert dying.wait(60) == -9
-    assert len(ids(engine)) == (1 if point == "created" else 0)
+@pytest.mark.parametrize("point", ["stored", "created"])
+def test_a_container_that_never_started_is_removed(engine: Daemon, tmp_path: Path, point: str) -> None:
+    with worker(tmp_path, engine, point, 1) as process:
+        assert process.wait(60) == -9
+    assert len(engine.list_containers()) == (1 if point == "created" else 0)
 
     async def main() -> None:
-        runtime = runtime_on(tmp_path, host_of(engine))
+        runtime = make_runtime(tmp_path, engine)
         [found] = await runtime.find()
         assert found.attempt is None
         assert not found.alive
@@ -118,18 +104,16 @@ def test_what_a_worker_began_and_never_started_is_cleared_away(
         await runtime.close()
 
     asyncio.run(main())
-    assert not ids(engine)
+    assert not engine.list_containers()
 
 
-def test_what_ran_and_was_removed_while_nobody_watched_is_lost_not_launched_again(
-    engine: Daemon, tmp_path: Path
-) -> None:
+def test_a_container_removed_without_a_worker_is_lost(engine: Daemon, tmp_path: Path) -> None:
     async def main() -> None:
-        launch = launch_of("sleep", "60")
-        async with serving(tmp_path, host_of(engine)) as docker:
+        launch = make_launch("sleep", "60")
+        async with open_runtime(tmp_path, engine) as docker:
             await docker.launch(launch)
-        engine.client().api.remove_container(words.name_of(launch), force=True)
-        runtime = runtime_on(tmp_path, host_of(engine))
+        engine.client().api.remove_container(container_name(launch), force=True)
+        runtime = make_runtime(tmp_path, engine)
         [found] = await runtime.find()
         assert found.attempt
         assert not found.alive
@@ -139,46 +123,48 @@ def test_what_ran_and_was_removed_while_nobody_watched_is_lost_not_launched_agai
     asyncio.run(main())
 
 
-def test_what_is_removed_under_our_eyes_has_an_end_that_says_so(engine: Daemon, tmp_path: Path) -> None:
+def test_a_container_removed_by_another_program_has_ended(engine: Daemon, tmp_path: Path) -> None:
     async def main() -> None:
-        async with serving(tmp_path, host_of(engine)) as docker:
-            launch = launch_of("sleep", "60")
+        async with open_runtime(tmp_path, engine) as docker:
+            launch = make_launch("sleep", "60")
             attempt = await docker.launch(launch)
-            engine.client().api.remove_container(words.name_of(launch), force=True)
+            engine.client().api.remove_container(container_name(launch), force=True)
             end = await docker.wait(attempt)
-        # To remove it by force is to kill it first, and one may be quick enough to see that.
-        assert end.exit_code == 137 or (end.exit_code is None and "removed by somebody" in end.detail)
+        # Docker kills it before it removes it, and the follower may see either.
+        assert end.exit_code == 137 or (end.exit_code is None and "removed by another program" in end.detail)
 
     asyncio.run(main())
 
 
-# -- engines that die -------------------------------------------------------------------------
+# -- killed engines ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("live_restore", [False, True])
-def test_an_engine_that_is_killed_and_comes_back_is_used_again(
+def test_a_killed_engine_is_used_again_after_its_restart(
     new_engine: Callable[..., Daemon], tmp_path: Path, live_restore: bool
 ) -> None:
-    """Without live-restore Docker ends what ran; with it, it runs on. Either way its end is told."""
+    """Docker stops its containers, or with live-restore keeps them running. Both ends are reported."""
     engine = new_engine(options=["--live-restore"] if live_restore else [])
 
     async def main() -> None:
-        sink, hosts = Heard(), []
-        async with serving(tmp_path, host_of(engine), sink=sink, on_host=told(hosts)) as docker:
-            launch = launch_of("sh", "-c", "for i in 1 2 3 4 5 6 7 8; do echo $i; sleep 1; done; exit 4")
+        sink, hosts = CollectingSink(), []
+        async with open_runtime(
+            tmp_path, engine, sink=sink, on_host=lambda *change: hosts.append(change)
+        ) as docker:
+            launch = shell("for i in 1 2 3 4 5 6 7 8; do echo $i; sleep 1; done; exit 4")
             attempt = await docker.launch(launch)
-            await soon(lambda: sink.of(launch), "it prints")
-            before = ids(engine)
+            await wait_for(lambda: sink.texts(launch), "it prints")
+            before = engine.list_containers()
             await asyncio.to_thread(engine.kill)
-            await soon(lambda: len(hosts) == 2, "it is told down")
-            with pytest.raises(NodeAway, match="does not answer"):
-                await docker.launch(launch_of("true"))
+            await wait_for(lambda: len(hosts) == 2, "it is reported down")
+            with pytest.raises(NodeUnreachable, match="does not answer"):
+                await docker.launch(make_launch("true"))
             await asyncio.to_thread(engine.start)
-            await soon(lambda: len(hosts) == 3, "it is told up")
+            await wait_for(lambda: len(hosts) == 3, "it is reported up")
             end = await docker.wait(attempt)
-            state = engine.client().api.inspect_container(words.name_of(launch))
+            state = engine.client().api.inspect_container(container_name(launch))
             docker.forget(launch)
-            assert (await run(docker, launch_of("true"))).exit_code == 0
+            assert (await run(docker, make_launch("true"))).exit_code == 0
         assert [(name, bool(trouble)) for name, trouble in hosts] == [
             ("host", False),
             ("host", True),
@@ -187,25 +173,23 @@ def test_an_engine_that_is_killed_and_comes_back_is_used_again(
         assert not end.lost
         if live_restore:
             assert end.exit_code == 4
-            assert sink.of(launch) == list("12345678")
+            assert sink.texts(launch) == list("12345678")
         else:
             assert end.exit_code is not None
-            assert sink.of(launch) == list("12345678")[: len(sink.of(launch))]
+            assert sink.texts(launch) == list("12345678")[: len(sink.texts(launch))]
         assert state["Id"] in before.values()
         assert state["RestartCount"] == 0
 
     asyncio.run(main())
 
 
-def test_what_is_lost_with_its_host_does_not_run_on_when_that_is_back(
-    new_engine: Callable[..., Daemon], tmp_path: Path
-) -> None:
-    engine = new_engine(options=["--live-restore"])
+def test_a_lost_container_is_removed_when_its_host_is_back(surviving_engine: Daemon, tmp_path: Path) -> None:
+    engine = surviving_engine
 
     async def main() -> None:
         rules = ContainerRules(lost_after_seconds=2)
-        async with serving(tmp_path, host_of(engine), rules=rules) as docker:
-            launch = launch_of("sleep", "600")
+        async with open_runtime(tmp_path, engine, rules=rules) as docker:
+            launch = make_launch("sleep", "600")
             attempt = await docker.launch(launch)
             await asyncio.to_thread(engine.kill)
             end = await docker.wait(attempt)
@@ -213,40 +197,40 @@ def test_what_is_lost_with_its_host_does_not_run_on_when_that_is_back(
             assert "does not answer" in end.detail
             docker.forget(launch)
             await asyncio.to_thread(engine.start)
-            await soon(lambda: not ids(engine), "it is removed: its devices are others' now")
+            await wait_for(lambda: not engine.list_containers(), "it is removed")
 
     asyncio.run(main())
 
 
-def test_a_worker_that_starts_while_a_host_is_away_believes_its_book(
-    new_engine: Callable[..., Daemon], tmp_path: Path
+def test_a_worker_that_starts_while_a_host_is_down_trusts_its_store(
+    surviving_engine: Daemon, tmp_path: Path
 ) -> None:
-    engine = new_engine(options=["--live-restore"])
+    engine = surviving_engine
 
     async def main() -> None:
-        sink = Heard()
-        async with serving(tmp_path, host_of(engine), sink=sink) as first:
-            launch = launch_of("sh", "-c", "echo a; sleep 6; echo b; exit 3")
+        sink = CollectingSink()
+        async with open_runtime(tmp_path, engine, sink=sink) as first:
+            launch = shell("echo a; sleep 6; echo b; exit 3")
             await first.launch(launch)
-            await soon(lambda: sink.of(launch), "it prints")
+            await wait_for(lambda: sink.texts(launch), "it prints")
         await asyncio.to_thread(engine.kill)
-        second = runtime_on(tmp_path, host_of(engine), sink=sink)
+        second = make_runtime(tmp_path, engine, sink=sink)
         [found] = await second.find()
         assert found.alive
         assert found.attempt
         await asyncio.to_thread(engine.start)
         assert (await second.wait(found.attempt)).exit_code == 3
-        assert sink.of(launch) == ["a", "b"]
+        assert sink.texts(launch) == ["a", "b"]
         await second.close()
 
     asyncio.run(main())
 
 
-# -- lines that lose answers ------------------------------------------------------------------
+# -- lost answers -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("launches", "loss"), [(200, 0.05), (20, 0.4)])
-def test_every_job_runs_exactly_once_over_a_line_that_loses_answers(
+def test_every_job_runs_exactly_once_when_answers_get_lost(
     engine: Daemon,
     tmp_path: Path,
     lossy: Callable[..., LossyProxy],
@@ -254,138 +238,66 @@ def test_every_job_runs_exactly_once_over_a_line_that_loses_answers(
     launches: int,
     loss: float,
 ) -> None:
-    monkeypatch.setattr(pulse, "EVERY_S", 2.0)  # which leaves the engine time to start containers
-    line = lossy(engine, loss)
+    monkeypatch.setattr(host_health, "CHECK_INTERVAL_S", 2.0)  # the engine needs its time for the starts
+    proxy = lossy(engine, loss)
     counted = tmp_path / "counted"
     counted.mkdir()
 
     async def main() -> None:
-        sink = Heard()
+        sink = CollectingSink()
         rules = ContainerRules(mount_roots=[str(counted)], keep_seconds=0, network="none")
-        host = DockerHost(name="host", url=line.url, gpus=4)
-        async with serving(tmp_path / "attempt_store", host, rules=rules, sink=sink) as docker:
-            places = asyncio.Semaphore(8)
+        host = DockerHost(name="host", url=proxy.url, gpus=4)
+        async with open_runtime(tmp_path / "store", host, rules=rules, sink=sink) as docker:
+            slots = asyncio.Semaphore(8)
 
             async def until_done(launch: Launch) -> None:
-                """As the dispatcher does: a job whose host was away waits again, as another attempt."""
+                """Launch it again as another attempt if its host was unreachable, as the dispatcher does."""
                 while True:
                     try:
                         end = await run(docker, launch)
                         assert (end.exit_code, end.lost) == (0, False)
                         return
-                    except NodeAway:
+                    except NodeUnreachable:
                         launch = replace(launch, attempt=launch.attempt + 1)
                         await asyncio.sleep(0.5)
 
             async def one(number: int) -> Launch:
                 script = f"echo ran; echo {number} >> /counted/all"
                 mounts = (Mount(str(counted), "/counted"),)
-                secrets = {} if number % 4 else {"TOKEN": "x"}  # which take more calls
-                launch = launch_of("sh", "-c", script, mounts=mounts, secrets=secrets)
-                async with places:
+                secrets = {} if number % 4 else {"TOKEN": "x"}  # secrets need more calls
+                launch = shell(script, mounts=mounts, secrets=secrets)
+                async with slots:
                     await until_done(launch)
                 return launch
 
             done = await asyncio.gather(*(one(number) for number in range(launches)))
-            assert all(sink.of(launch) == ["ran"] for launch in done)
-            await soon(lambda: not ids(engine), "no orphan is left")
+            assert all(sink.texts(launch) == ["ran"] for launch in done)
+            await wait_for(lambda: not engine.list_containers(), "no container is left")
         ran = sorted(map(int, (counted / "all").read_text().split()))
         assert ran == list(range(launches))
-        kinds = {path.rpartition("/")[2] for _, path in line.lost}
+        kinds = {path.rpartition("/")[2] for _, path in proxy.lost}
         assert {"create", "start"} <= kinds
-        print(f"\n{launches} launches, {line.passed} answers, {len(line.lost)} lost, 0 twice, 0 left over")
+        print(f"\n{launches} launches, {proxy.passed} answers, {len(proxy.lost)} lost, 0 twice, 0 left over")
 
     asyncio.run(main())
 
 
-def test_a_stream_that_is_silent_is_asked_for_again(
+def test_a_silent_stream_is_opened_again(
     engine: Daemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As its other end may have vanished without a word. Nothing comes twice by that."""
-    monkeypatch.setattr(follower, "SILENT_S", 0.3)
+    """Its other end may have vanished. No line arrives twice because of that."""
+    monkeypatch.setattr(container_follower, "STREAM_TIMEOUT_S", 0.3)
 
     async def main() -> None:
-        sink = Heard()
-        async with serving(tmp_path, host_of(engine), sink=sink) as docker:
-            launch = launch_of("sh", "-c", "for i in 1 2 3; do echo $i; sleep 1.2; done; printf end")
+        sink = CollectingSink()
+        async with open_runtime(tmp_path, engine, sink=sink) as docker:
+            launch = shell("for i in 1 2 3; do echo $i; sleep 1.2; done; printf end")
             assert (await run(docker, launch)).exit_code == 0
-        assert sink.of(launch) == ["1", "2", "3", "end"]
+        assert sink.texts(launch) == ["1", "2", "3", "end"]
         silent = engine.client().containers.run("bare:test", "sleep 60", detach=True)
-        with pytest.raises(HostAway):
-            Host(host_of(engine)).ask(
+        with pytest.raises(HostUnreachable):
+            Host(engine.settings()).call_blocking(
                 lambda api: list(api.logs(silent.id, stream=True, follow=True)), timeout_s=0.3
             )
 
     asyncio.run(main())
-
-
-# -- ways to a host ---------------------------------------------------------------------------
-
-
-async def first_trouble(folder: Path, host: DockerHost) -> str:
-    hosts: list[Any] = []
-    async with serving(folder, host, on_host=told(hosts)) as docker:
-        await soon(lambda: hosts, "it was asked")
-        if not hosts[0][1]:
-            assert (await run(docker, launch_of("true"))).exit_code == 0
-        return str(hosts[0][1])
-
-
-def test_a_host_behind_tls_lets_in_who_has_its_authoritys_certificate(
-    new_engine: Callable[..., Daemon], tmp_path: Path
-) -> None:
-    from docker_hosts.certificates import make_certificates
-
-    engine = new_engine(tls=True)
-    assert engine.certificates
-    right, other = engine.certificates, make_certificates(tmp_path / "other")
-
-    def host(ca: Path, cert: Path, key: Path) -> DockerHost:
-        folder = tmp_path / f"tls-{ca.parent.name}-{cert.parent.name}"
-        folder.mkdir()
-        for source, name in ((ca, "ca.pem"), (cert, "cert.pem"), (key, "key.pem")):
-            shutil.copy(source, folder / name)
-        return DockerHost(name="host", url=engine.tcp_url, tls_directory=str(folder), gpus=4)
-
-    async def main() -> None:
-        good = host(right.ca, right.cert, right.key)
-        assert await first_trouble(tmp_path / "1", good) == ""
-        wrong_authority = host(other.ca, right.cert, right.key)
-        assert "certificate verify failed" in await first_trouble(tmp_path / "2", wrong_authority)
-        stranger = host(right.ca, other.cert, other.key)
-        assert "does not answer" in await first_trouble(tmp_path / "3", stranger)
-        nothing = good.model_copy(update={"tls_directory": str(tmp_path)})
-        assert "certificate" in await first_trouble(tmp_path / "4", nothing)
-
-    asyncio.run(main())
-
-
-def test_plain_tcp_is_for_those_who_say_that_they_mean_it(
-    new_engine: Callable[..., Daemon], tmp_path: Path
-) -> None:
-    with pytest.raises(ValueError, match="root on the machine"):
-        DockerHost(name="host", url="tcp://10.0.0.1:2375")
-    engine = new_engine(tcp=True)
-    host = DockerHost(name="host", url=engine.tcp_url, insecure=True, gpus=4)
-    assert asyncio.run(first_trouble(tmp_path, host)) == ""
-
-
-@pytest.mark.skipif(shutil.which("docker") is None, reason="Not installed: the docker command.")
-def test_a_host_behind_ssh(engine: Daemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ssh = tmp_path / "ssh"
-
-    def let(script: str) -> None:
-        ssh.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/asked\n{script}\n')
-        ssh.chmod(0o755)
-
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    host = DockerHost(name="host", url="ssh://me@gpu1:2222", gpus=4)
-    let(f"exec docker -H {engine.url} system dial-stdio")
-    assert asyncio.run(first_trouble(tmp_path / "1", host)) == ""
-    [asked, *_] = (tmp_path / "asked").read_text().splitlines()
-    assert asked.endswith("-l me -p 2222 -- gpu1 docker system dial-stdio")
-    let("echo 'me@gpu1: Permission denied (publickey).' >&2; exit 255")
-    assert "Permission denied" in asyncio.run(first_trouble(tmp_path / "2", host))
-    let("exec sleep 30")
-    monkeypatch.setattr(pulse, "PULSE_S", 0.5)
-    assert "timed out" in asyncio.run(first_trouble(tmp_path / "3", host))

@@ -1,4 +1,4 @@
-"""Our own image, built for real: `make image`, without a network, from what the machine has."""
+"""The project's own image, built with `make image`, without a network, from the files of this machine."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ pytest_plugins = ["docker_hosts.fixtures"]
 pytestmark = pytest.mark.slow
 
 PREFECT, TAG = "prefect:test", "gpu-flows:test"
-# A base as people have them: Python with pip, and all that gpu-flows needs but gpu-flows itself. There is no
-# index to ask, so pip builds the wheel with the base's own setuptools and finds every requirement met.
+# A typical base image: Python with pip, and all requirements of gpu-flows but not gpu-flows. There is no
+# package index, so pip builds the wheel with the base's setuptools and finds every requirement installed.
 BASE = """
 FROM {image}
 RUN rm -rf {packages}/gpu_flows*
@@ -38,7 +38,7 @@ ENV PIP_NO_INDEX=1 PIP_NO_BUILD_ISOLATION=0
 
 @pytest.fixture(scope="module")
 def image(prefect_engine: Daemon, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
-    """Builds it as people do; runs a command in it and answers with what that printed."""
+    """Build the image, and return a function that runs a command in it and returns what it printed."""
     if not shutil.which("docker") or not shutil.which("make"):
         pytest.skip("`make image` needs make and the docker command")
     environment = {**os.environ, "DOCKER_HOST": prefect_engine.url, "DOCKER_BUILDKIT": "0"}
@@ -67,7 +67,7 @@ def image(prefect_engine: Daemon, tmp_path_factory: pytest.TempPathFactory) -> C
     return lambda *command: run("docker", "run", "--rm", "--network=none", TAG, *command)
 
 
-def test_it_is_small_runs_as_nobody_special_and_keeps_no_tools(image: Callable[..., str]) -> None:
+def test_the_image_has_an_unprivileged_user_and_no_build_files(image: Callable[..., str]) -> None:
     assert image("id", "-u") == "10001"
     assert image("sh", "-c", "touch ~/here; pwd; ls -A ~") == "/home/gpu-flows\nhere"
     assert image("sh", "-c", "ls -A /tmp; ls -d /checkout /root/.cache 2>/dev/null || true") == ""
@@ -75,16 +75,16 @@ def test_it_is_small_runs_as_nobody_special_and_keeps_no_tools(image: Callable[.
     assert image("python3", "-c", "import os; print(os.access('/etc', os.W_OK))") == "False"
 
 
-def test_it_serves_as_probe_image(image: Callable[..., str], prefect_engine: Daemon) -> None:
+def test_the_image_works_as_probe_image(image: Callable[..., str], prefect_engine: Daemon) -> None:
     probe = ContainerProbe(Host(DockerHost(name="one", url=prefect_engine.url)), TAG, "test", 1.0)
     try:
-        with pytest.raises(NoAnswer, match="NVML on host one failed"):  # it ran, and there is no driver
+        with pytest.raises(NoAnswer, match="NVML on host one failed"):  # it ran without a driver
             probe.look(patient=True)
     finally:
         probe.close()
 
 
-def test_a_flow_runs_in_it(
+def test_a_flow_runs_in_the_image(
     image: Callable[..., str],
     new_stack: Callable[..., Stack],
     prefect_engine: Daemon,
@@ -96,4 +96,4 @@ def test_a_flow_runs_in_it(
     run = pool.submit("id -u; echo $GPU_FLOWS_GPUS", image=TAG, pull="never", gpus=2)
     ended = pool.until(run, "Completed", "Failed", "Crashed", "Refused")
     assert ended["state"]["name"] == "Completed", (ended["state"], pool.logs(run))
-    eventually(lambda: {"10001", "2"} <= set(pool.logs(run).splitlines()), "its output, in its logs")
+    eventually(lambda: {"10001", "2"} <= set(pool.logs(run).splitlines()), "the output is in the run's logs")

@@ -24,23 +24,29 @@ ENDS = ("Completed", "Failed", "Crashed", "Cancelled", "Refused")
 
 
 def bare(pool: Pool, line: str, gpus: int = 1, **variables: Any) -> str:
-    """A run of the form, as the UI makes it."""
+    """Submit a run of the container form, as the UI does."""
     form = {"container_image": "bare:test", "command": f"sh -c '{line}'", "required_gpus": gpus}
     return pool.submit(parameters=form, **variables)
 
 
 def containers(*engines: Daemon) -> dict[str, str]:
-    """Run id -> container id, of every container of ours that is there."""
+    """Return the ids of our containers by run id."""
     found = {}
     for engine in engines:
-        for each in engine.client().api.containers(all=True, filters={"label": "gpu-flows.run"}):
-            found[each["WaitingNotes"]["gpu-flows.run"]] = each["Id"]
+        for listed in engine.client().api.containers(all=True, filters={"label": "gpu-flows.run"}):
+            found[listed["Labels"]["gpu-flows.run"]] = listed["Id"]
     return found
 
 
+def three_hosts(new_stack: Callable[..., Stack], engines: list[Daemon]) -> tuple[Stack, Pool]:
+    """Start a stack whose hosts are these engines, with 4 devices each."""
+    hosts = [f"host-{number}={engine.url},gpus=4" for number, engine in enumerate(engines, start=1)]
+    stack = new_stack("", hosts=hosts)
+    return stack, Pool(stack, flow="container")
+
+
 def test_a_bare_container_from_the_form(new_stack: Callable[..., Stack], engine: Daemon) -> None:
-    """It reports its states, streams its output, and its end is a fact; a failing one fails; one that is
-    cancelled is stopped."""
+    """States, output and end of a container without Prefect: completed, failed and cancelled."""
     stack = new_stack("", hosts=[f"one={engine.url},gpus=4"])
     pool = Pool(stack, flow="container")
     run = bare(pool, "echo out; echo err >&2; echo $NVIDIA_VISIBLE_DEVICES; sleep 2", gpus=2)
@@ -56,19 +62,19 @@ def test_a_bare_container_from_the_form(new_stack: Callable[..., Stack], engine:
     pool.cancel(stopped)
     assert pool.until(stopped, *ENDS)["state"]["name"] == "Cancelled"
     eventually(lambda: pool.sql("select count(*) from attempt_ends") == [(3,)], "the ends are recorded")
-    told = "runtime, exit_code, oom_killed, peak_memory_mb > 0"
-    assert pool.sql(f"select {told} from attempt_history where job_id = '{run}'") == [
+    columns = "runtime, exit_code, oom_killed, peak_memory_mb > 0"
+    assert pool.sql(f"select {columns} from attempt_history where job_id = '{run}'") == [
         ("docker", 0, False, True)
     ]
     assert not any(pool.holders().values())
 
 
-def test_what_a_job_may_not_ask_for_is_refused_before_docker_hears_of_it(
+def test_a_request_against_the_rules_is_refused_without_a_call_to_docker(
     new_stack: Callable[..., Stack], engine: Daemon, lossy: Callable[..., LossyProxy]
 ) -> None:
     proxy = lossy(engine, 0.0)
-    asked: list[str] = []
-    proxy.only = lambda method, path: bool(asked.append(f"{method} {path}")) or False
+    calls: list[str] = []
+    proxy.only = lambda method, path: bool(calls.append(f"{method} {path}")) or False
     stack = new_stack("", hosts=[f"one={proxy.url},gpus=4"])
     pool = Pool(stack, flow="container")
     hostile = {
@@ -83,16 +89,14 @@ def test_what_a_job_may_not_ask_for_is_refused_before_docker_hears_of_it(
         state = pool.until(bare(pool, "true", **variables), *ENDS)["state"]
         assert state["name"] == "Refused", variables
         assert named in state["message"]
-    made = [call for call in asked if "create" in call or "start" in call]
-    assert not made, "no container was made or started"
+    created = [call for call in calls if "create" in call or "start" in call]
+    assert not created, "no container was created or started"
 
 
 def test_three_hosts_under_two_policies(new_stack: Callable[..., Stack], three_engines: list[Daemon]) -> None:
-    """20 jobs of 1 to 4 devices, FIFO then Round Robin by hot swap: all complete, no device is held twice,
-    and Round Robin goes over the hosts in turn."""
-    hosts = [f"host-{number}={each.url},gpus=4" for number, each in enumerate(three_engines, start=1)]
-    stack = new_stack("", hosts=hosts)
-    pool = Pool(stack, flow="container")
+    """20 jobs of 1 to 4 devices, under FIFO and, after a swap, Round Robin: all complete, no device is held
+    twice, and Round Robin uses the hosts in turn."""
+    _, pool = three_hosts(new_stack, three_engines)
     first = [bare(pool, "sleep 1", gpus=1 + number % 4) for number in range(10)]
     for run in first:
         assert pool.until(run, *ENDS)["state"]["name"] == "Completed"
@@ -114,14 +118,12 @@ def test_three_hosts_under_two_policies(new_stack: Callable[..., Stack], three_e
     assert sorted(table) == [("fifo", 10, True, True, True), ("round_robin", 10, True, True, True)]
 
 
-def test_a_killed_worker_finds_its_containers_again(
+def test_a_restarted_worker_adopts_its_containers(
     new_stack: Callable[..., Stack], three_engines: list[Daemon]
 ) -> None:
-    """6 containers run on, nobody watching: 6 are adopted, their output is complete and comes once, and
-    ends that nobody saw are noted."""
-    hosts = [f"host-{number}={each.url},gpus=4" for number, each in enumerate(three_engines, start=1)]
-    stack = new_stack("", hosts=hosts)
-    pool = Pool(stack, flow="container")
+    """6 containers go on running without a worker. All are adopted, each line of output arrives once, and the
+    ends without a worker are recorded."""
+    stack, pool = three_hosts(new_stack, three_engines)
     count = "for i in 1 2 3 4 5 6 7 8; do echo line $i; sleep {pause}; done; exit {code}"
     runs = [bare(pool, count.format(pause=1.5, code=0), gpus=2) for _ in range(4)]
     runs += [bare(pool, count.format(pause=0.4, code=code), gpus=2) for code in (0, 5)]
@@ -143,11 +145,11 @@ def test_a_killed_worker_finds_its_containers_again(
     assert pool.sql(DOUBLE_ALLOCATIONS) == [(0,)]
 
 
-def test_an_engine_that_dies_and_comes_back(
+def test_a_killed_engine_is_used_again(
     new_stack: Callable[..., Stack], new_engine: Callable[..., Daemon]
 ) -> None:
-    """Docker ends its containers when it starts again: the job is told so, and the host is used again."""
-    engine = new_engine("mortal")
+    """Docker stops its containers when it restarts: the job fails, and the host is used again."""
+    engine = new_engine("killed")
     stack = new_stack("", hosts=[f"one={engine.url},gpus=4"])
     pool = Pool(stack, flow="container")
     run = bare(pool, "trap : TERM; echo up; sleep 600 & wait", gpus=4)
@@ -168,14 +170,14 @@ def test_a_flow_in_a_container(
     prefect_engine: Daemon,
     reachable: Callable[[str, Daemon], str],
 ) -> None:
-    """The image has Prefect and the flow: the run reports for itself, and can be cancelled. That the flow
-    was deployed from a folder which the image has not does not matter."""
+    """The image has Prefect and the flow: the run reports its own states, and can be cancelled. It does not
+    need the folder from which the flow was deployed."""
     stack = new_stack("", hosts=[f"one={prefect_engine.url},gpus=4"])
     pool = Pool(stack, flow="command", folder="/only/here")
     pool.save_rules(api_url=reachable(stack.api_url, prefect_engine))
     run = pool.submit("echo from inside $GPU_FLOWS_GPUS", image="prefect:test", gpus=2)
     assert pool.until(run, *ENDS)["state"]["name"] == "Completed"
-    eventually(lambda: "from inside 2" in pool.logs(run), "what it logged arrives")
+    eventually(lambda: "from inside 2" in pool.logs(run), "its log arrives")
     assert pool.states(run).count("Running") == 1
     stopped = pool.submit("echo up; sleep 600", image="prefect:test", gpus=4)
     eventually(lambda: "up" in pool.logs(stopped), "it runs")

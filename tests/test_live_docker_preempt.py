@@ -1,4 +1,4 @@
-"""A job in a container is asked to leave, and goes on from its checkpoint on another Docker host."""
+"""A job in a container is preempted, and continues from its checkpoint on another Docker host."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gpu_flows.bootstrap.local_stack import Stack
 pytest_plugins = ["docker_hosts.fixtures"]
 pytestmark = pytest.mark.slow
 
-# Counts to 40, keeps the count when it is asked to leave, and goes on from it.
+# Counts to 40. It saves its count when it is asked to stop, and continues from there.
 COUNTS = """sh -c 'd=$GPU_FLOWS_CHECKPOINT_DIR; n=$(cat $d/n 2>/dev/null || echo 0); echo from $n
 trap "echo \\$n > $d/n; exit 85" TERM
 while [ $n -lt 40 ]; do n=$((n+1)); sleep 0.2; done; echo to $n'"""
@@ -24,10 +24,10 @@ while [ $n -lt 40 ]; do n=$((n+1)); sleep 0.2; done; echo to $n'"""
 def test_a_container_moves_to_another_host(
     new_stack: Callable[..., Stack], new_engine: Callable[..., Daemon], reached_by: str
 ) -> None:
-    """Over a socket the hosts' files are the worker's, and the checkpoints are mounted; over tcp they are
-    brought over."""
+    """A host with a local socket has the worker's files, so checkpoints are mounted; over tcp they are
+    copied."""
     engines = [new_engine(name, tcp=reached_by == "tcp") for name in ("first", "second")]
-    urls = [each.tcp_url if reached_by == "tcp" else each.url for each in engines]
+    urls = [engine.tcp_url if reached_by == "tcp" else engine.url for engine in engines]
     insecure = ",insecure=true" if reached_by == "tcp" else ""
     hosts = [f"host-{n}={url},gpus=2{insecure}" for n, url in enumerate(urls, start=1)]
     stack = new_stack("", hosts=hosts)
@@ -36,15 +36,15 @@ def test_a_container_moves_to_another_host(
     form = {"container_image": "bare:test", "command": COUNTS, "required_gpus": 2}
     victim = pool.submit(parameters=form)
     eventually(lambda: "from 0" in pool.logs(victim), "it runs")
-    here = eventually(lambda: pool.status().running, "the worker says where")[0]["nodes"][0]
+    node = eventually(lambda: pool.status().running, "the status shows its node")[0]["nodes"][0]
     urgent = {"container_image": "bare:test", "command": "sleep 3", "required_gpus": 2}
-    run = pool.submit(parameters=urgent, priority=100, nodes=[here])
+    run = pool.submit(parameters=urgent, priority=100, nodes=[node])
     assert pool.until(run, "Completed", "Failed", "Crashed", "Refused")["state"]["name"] == "Completed"
     assert pool.until(victim, "Completed", "Failed", "Crashed")["state"]["name"] == "Completed"
     lines = pool.logs(victim).splitlines()
     starts = [int(line.split()[1]) for line in lines if line.startswith("from")]
     assert len(starts) == 2
-    assert starts[1] > 0, "it went on from where it was"
+    assert starts[1] > 0, "it continued from its checkpoint"
     assert "to 40" in lines
     assert not {"Failed", "Crashed"} & set(pool.states(victim))
     eventually(lambda: pool.sql("select count(*) from attempt_ends") == [(3,)], "all ends are recorded")

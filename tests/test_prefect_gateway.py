@@ -76,7 +76,7 @@ def docker_pool(pool: Pool) -> Pool:
 
 def test_a_flow_runs_in_the_directory_of_its_code(pool: Pool, tmp_path: Path) -> None:
     launch = pool.launch(pull_steps=[{STEP: {"directory": str(tmp_path)}}])
-    assert (launch.command, launch.directory, launch.hears_intents) == (RUN_FLOW, str(tmp_path), True)
+    assert (launch.command, launch.directory, launch.handles_intents) == (RUN_FLOW, str(tmp_path), True)
     assert launch.env["PREFECT__FLOW_ENTRYPOINT"] == "train.py:train"
     assert (launch.attempt, launch.policy, launch.planned, launch.pool) == (3, "fifo", 7.0, POOL)
     assert launch.env[contract.DIRECTORY] == launch.checkpoints == str(tmp_path / launch.job.id)
@@ -100,7 +100,7 @@ def test_a_command_replaces_the_flow(pool: Pool) -> None:
     variables = {"command": "echo 'a b'", "env": {"LR": "0.1"}, "working_dir": "/tmp", "grace_seconds": 5}
     launch = pool.launch(job_variables=variables)
     assert launch.command == ("echo", "a b")
-    assert (launch.directory, launch.grace_s, launch.hears_intents) == ("/tmp", 5, False)
+    assert (launch.directory, launch.grace_s, launch.handles_intents) == ("/tmp", 5, False)
     assert launch.env["LR"] == "0.1"
     assert launch.container is None
 
@@ -143,7 +143,7 @@ def test_the_worker_reports_for_a_command_in_a_container(docker_pool: Pool) -> N
     assert launch.command[:3] == ("python", "-m", "torch.distributed.run")
     assert launch.env["A"] == "1"
     assert not any(name.startswith("PREFECT_") for name in launch.env)
-    assert not launch.hears_intents
+    assert not launch.handles_intents
 
 
 def test_a_flow_in_a_container_reports_itself(docker_pool: Pool) -> None:
@@ -152,7 +152,7 @@ def test_a_flow_in_a_container_reports_itself(docker_pool: Pool) -> None:
         pull_steps=[{STEP: {"directory": "/where/deploy/was/called"}}],
         job_variables={"image": "lab/flows"},
     )
-    assert (launch.command, launch.hears_intents) == (FLOW_COMMAND, True)
+    assert (launch.command, launch.handles_intents) == (FLOW_COMMAND, True)
     assert launch.env["PREFECT__FLOW_RUN_ID"] == launch.job.id
     assert launch.env["PREFECT__FLOW_ENTRYPOINT"] == "lab.train:train"
 

@@ -8,14 +8,13 @@ from uuid import uuid4
 from fake_prefect import FakePrefect
 
 from gpu_flows.prefect_api.run_logs import OUTPUT, WORKER, RunLogs
-from gpu_flows.runtimes.docker.output import Line
 
 SECOND_US = 1_000_000
 
 
 def test_lines_keep_their_time_and_name_their_source() -> None:
     prefect, job_id = FakePrefect(), str(uuid4())
-    lines = [Line(job_id, SECOND_US, "a\0b"), Line(job_id, 2 * SECOND_US, "pulling", ours=True)]
+    lines = [LogLine(job_id, SECOND_US, "a\0b"), LogLine(job_id, 2 * SECOND_US, "pulling", from_worker=True)]
     asyncio.run(RunLogs(prefect.client).send(lines))
     first, second = prefect.logs
     assert (first["name"], first["message"]) == (OUTPUT, "a\N{REPLACEMENT CHARACTER}b")
@@ -26,8 +25,8 @@ def test_lines_keep_their_time_and_name_their_source() -> None:
 def test_lines_after_a_time_are_counted_over_all_pages() -> None:
     prefect, job_id = FakePrefect(), str(uuid4())
     logs = RunLogs(prefect.client)
-    lines = [Line(job_id, second * SECOND_US, "out") for second in range(450)]
-    lines.append(Line(job_id, 449 * SECOND_US, "from the worker", ours=True))
-    lines.append(Line(str(uuid4()), 449 * SECOND_US, "from another job"))
+    lines = [LogLine(job_id, second * SECOND_US, "out") for second in range(450)]
+    lines.append(LogLine(job_id, 449 * SECOND_US, "from the worker", from_worker=True))
+    lines.append(LogLine(str(uuid4()), 449 * SECOND_US, "from another job"))
     asyncio.run(logs.send(lines))
     assert asyncio.run(logs.count_after(job_id, 9 * SECOND_US)) == 440

@@ -91,16 +91,16 @@ def look_at(hosts: Sequence[DockerHost]) -> list[Seen]:
     """All at once, each for a few seconds: one that is away keeps no other waiting."""
     from docker.errors import APIError
 
-    from gpu_flows.runtimes.docker.host import Host, HostAway
+    from gpu_flows.runtimes.docker.host import Host, HostUnreachable
 
     answers: queue.Queue[tuple[int, Seen]] = queue.Queue()
     opened = [Host(settings) for settings in hosts]
 
     def ask(number: int, host: Host) -> None:
         try:
-            said = host.ask(lambda api: api.version(), CALL_S)
+            said = host.call_blocking(lambda api: api.version(), CALL_S)
             answers.put((number, Seen(host, str(said.get("Version", "?")))))
-        except (HostAway, APIError) as error:
+        except (HostUnreachable, APIError) as error:
             answers.put((number, Seen(host, trouble=str(error))))
 
     for number, host in enumerate(opened):
@@ -214,7 +214,7 @@ def _probe_image(host: Host, image: str) -> Finding:
     from docker.errors import ImageNotFound
 
     try:
-        host.ask(lambda api: api.inspect_image(image), CALL_S)  # type: ignore[no-untyped-call]
+        host.call_blocking(lambda api: api.inspect_image(image), CALL_S)  # type: ignore[no-untyped-call]
     except ImageNotFound:
         to = f"-H {host.settings.url} " if host.settings.url else ""
         return Finding(
@@ -232,7 +232,7 @@ def _network(host: Host, rules: ContainerRules) -> Iterator[Finding]:
 
     to = f"-H {host.settings.url} " if host.settings.url else ""
     try:
-        host.ask(lambda api: api.inspect_network(rules.network), CALL_S)
+        host.call_blocking(lambda api: api.inspect_network(rules.network), CALL_S)
     except NoSuch:
         fix = f"docker {to}network create {rules.network}"
         yield Finding(ERROR, f"Host {host.name} has no network {rules.network!r}.", fix)
@@ -258,12 +258,12 @@ def _gateway(host: Host) -> str:
     """This machine's address, as the host's containers see it."""
     from docker.errors import APIError
 
-    from gpu_flows.runtimes.docker.host import HostAway
+    from gpu_flows.runtimes.docker.host import HostUnreachable
 
     try:
-        found = host.ask(lambda api: api.inspect_network("bridge"), CALL_S)
+        found = host.call_blocking(lambda api: api.inspect_network("bridge"), CALL_S)
         return str(found["IPAM"]["Config"][0]["Gateway"])
-    except (APIError, HostAway, KeyError, IndexError, TypeError):
+    except (APIError, HostUnreachable, KeyError, IndexError, TypeError):
         return ""
 
 

@@ -24,7 +24,7 @@ from gpu_flows.cli.problem import INTERRUPTED, BadInput, Problem
 from gpu_flows.cli.server import Rejected, Server
 from gpu_flows.cli.targets import COMMAND, CONTAINER, deployment_named, deployment_of, parameters_of
 from gpu_flows.runtimes.base import Pull
-from gpu_flows.runtimes.docker.launchers import Launcher
+from gpu_flows.runtimes.docker.command_launchers import Launcher
 from gpu_flows.worker.status import read_status
 
 LOOK_EVERY_S = 0.5

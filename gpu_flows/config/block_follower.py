@@ -129,7 +129,9 @@ class BlockFollower:
             if cluster == self._cluster and time.monotonic() < self._retry_devices_at:
                 return
             self._cluster, self._retry_devices_at = cluster, float("inf")
-            self._containers.serve(cluster.docker_hosts, cluster.containers, serves_all=not cluster.hosts)
+            self._containers.configure_hosts(
+                cluster.docker_hosts, cluster.containers, one_for_all=not cluster.hosts
+            )
             self._on_cluster(cluster)
             source, nodes = await asyncio.to_thread(
                 open_devices,
@@ -161,7 +163,7 @@ class BlockFollower:
     def _use_nodes(self, nodes: list[Node]) -> None:
         self._telemetry.adopt(nodes, time.time())
         for node in nodes:
-            trouble = self._containers.trouble_of(node.name)
+            trouble = self._containers.describe_trouble(node.name)
             self._engine.set_node(node.name, not trouble, trouble)
 
     def _use_readings(self, at: float, readings: list[Reading]) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpu_flows.devices.nvml_child import NoAnswer
-from gpu_flows.runtimes.docker.host import PULSE_S, Host, HostAway
+from gpu_flows.runtimes.docker.host import HEALTH_CHECK_S, Host, HostUnreachable
 
 if TYPE_CHECKING:
     from docker import APIClient
@@ -74,13 +74,13 @@ class ContainerProbe:
         pause = AGAIN_S
         while not self._closed.is_set():
             try:
-                self._host.ask(self._start)
+                self._host.call_blocking(self._start)
                 looked = self._seen
-                self._host.ask(self._follow, 2 * self._stale_s)
+                self._host.call_blocking(self._follow, 2 * self._stale_s)
                 if self._seen == looked:
                     self._explain_silence()
                 pause = AGAIN_S if self._seen > looked else min(2 * pause, LONGEST_PAUSE_S)
-            except HostAway as error:
+            except HostUnreachable as error:
                 self._fail(f"host {self._host.name} does not answer ({error})", "")
             except APIError as error:
                 self._fail(f"the sampler on host {self._host.name} does not start: {error.explanation}", FIX)
@@ -94,7 +94,7 @@ class ContainerProbe:
         """It ended without a look at the GPUs: unless it said why, by what it printed last."""
         if self._told:
             return
-        last = self._host.ask(lambda api: api.logs(self._name, stdout=False, stderr=True, tail=1))
+        last = self._host.call_blocking(lambda api: api.logs(self._name, stdout=False, stderr=True, tail=1))
         words = last.decode(errors="replace").strip() or "it ended without a word"
         self._fail(f"the sampler on host {self._host.name} does not work: {words}", FIX)
 
@@ -159,8 +159,8 @@ class ContainerProbe:
     def _remove(self) -> None:
         from docker.errors import APIError
 
-        with suppress(HostAway, APIError):
-            self._host.ask(lambda api: api.remove_container(self._name, force=True), PULSE_S)
+        with suppress(HostUnreachable, APIError):
+            self._host.call_blocking(lambda api: api.remove_container(self._name, force=True), HEALTH_CHECK_S)
 
 
 def _all_gpus(host: Host) -> list[Any] | None:
@@ -179,11 +179,11 @@ def _probe_files() -> bytes:
     """The probe, and the one module beyond Python's own that it needs."""
     import pynvml
 
-    from gpu_flows.runtimes.docker.host import archive
+    from gpu_flows.runtimes.docker.tar import make_tar
 
     here = Path(__file__).parent
     files = {
         f"{FOLDER}/nvml_probe.py": (here / "nvml_probe.py").read_bytes(),
         f"{FOLDER}/pynvml.py": Path(pynvml.__file__).read_bytes(),
     }
-    return archive(files, (FOLDER,))
+    return make_tar(files, {FOLDER: 0o755})

@@ -89,7 +89,7 @@ class Telemetry:
 
     def load(self) -> dict[str, list[Load]]:
         """What the jobs on each device do now, for devices that exist only by declaration."""
-        activity = self._runtime.activity()
+        activity = self._runtime.sample_activity()
         loads: dict[str, list[Load]] = {}
         for running in list(self._engine.running.values()):
             for device in running.devices:

@@ -26,9 +26,9 @@ from gpu_flows.runtimes.base import (
     End,
     Intent,
     Launch,
+    LaunchCancelled,
     LaunchError,
-    NodeAway,
-    NotWanted,
+    NodeUnreachable,
     Refused,
     Runtime,
 )
@@ -98,14 +98,14 @@ class ExecutionRunner:
         """Launch the claimed job. None if nothing was launched; the execution is then complete."""
         try:
             if execution.stop_requested.done():
-                raise NotWanted("a stop was requested while the job was being claimed")
+                raise LaunchCancelled("a stop was requested while the job was being claimed")
             return await self.runtime.launch(
                 launch, lambda: not (execution.stop_requested.done() or self.is_closing())
             )
-        except NotWanted:
+        except LaunchCancelled:
             self.release_devices(execution)
             await self.report_end(execution, launch, End())
-        except NodeAway as error:
+        except NodeUnreachable as error:
             self.log.warning("Run %s waits again: %s", execution.job.name, error)
             self._pause_planning()
             await self.gateway.release(execution.job, str(error))

@@ -11,11 +11,14 @@ from typing import Any, Literal, cast, get_args
 
 from gpu_flows.blocks import ContainerRules, GpuCluster
 from gpu_flows.runtimes.base import Container, Login, Pull, Refused
-from gpu_flows.runtimes.docker.launchers import Launcher, launched_by
-from gpu_flows.runtimes.docker.rules import OURS, check, parse_mount
+from gpu_flows.runtimes.docker.command_launchers import Launcher, wrap_command
+from gpu_flows.runtimes.docker.rules import CONTAINER_FOLDER, check_request, parse_mount
 
 CONTAINER_FLOW = "gpu_flows.flows.container:container"  # the entrypoint that identifies the `container` flow
-FLOW_COMMAND = ("python", f"{OURS}/entry.py")  # runs a flow in a container; the worker copies the file there
+FLOW_COMMAND = (
+    "python",
+    f"{CONTAINER_FOLDER}/entry.py",
+)  # runs a flow in a container; the worker copies the file there
 ContainerType = Literal["PyTorch", "Horovod", "as it is"]
 LAUNCHERS: dict[str, Launcher] = {"PyTorch": "auto", "Horovod": "horovodrun", "as it is": "none"}
 
@@ -60,7 +63,7 @@ def build_container(
         secrets=dict(secrets or {}),
         login=login,
     )
-    check(container, env, str(variables.get("working_dir") or ""), command, rules, files_are_here)
+    check_request(container, env, str(variables.get("working_dir") or ""), command, rules, files_are_here)
     return container
 
 
@@ -72,7 +75,7 @@ def files_are_local(cluster: GpuCluster) -> bool:
 def split_container_command(command: str, launcher: Launcher, gpus: int) -> tuple[str, ...]:
     """Return the arguments of a command in a container, with the launcher for this many devices."""
     try:
-        return launched_by(launcher, shlex.split(command), gpus)
+        return wrap_command(launcher, shlex.split(command), gpus)
     except ValueError as error:
         raise Refused(f"the command is not complete ({error}); check its quotes: {command}") from None
 

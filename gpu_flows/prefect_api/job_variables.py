@@ -18,7 +18,7 @@ from pydantic import BaseModel, Field
 from gpu_flows.common.forms import FORM
 from gpu_flows.prefect_private import QuickEnvironment
 from gpu_flows.runtimes.base import Pull
-from gpu_flows.runtimes.docker.launchers import Launcher
+from gpu_flows.runtimes.docker.command_launchers import Launcher
 
 MOST_GPUS = 4096
 

@@ -27,7 +27,6 @@ from gpu_flows.prefect_api.job_builder import is_container_form, merge_overrides
 from gpu_flows.prefect_api.job_variables import GpuJobConfiguration
 from gpu_flows.prefect_private import load_directly
 from gpu_flows.runtimes.base import Launch, LaunchError, Login, Mount, Refused
-from gpu_flows.runtimes.docker.rules import resolve
 from gpu_flows.schedulers.model import Start
 
 CREDENTIALS = "docker-registry-credentials"  # the slug of Prefect's own block type
@@ -103,7 +102,7 @@ class LaunchBuilder:
             command=tuple(command) or RUN_FLOW,
             env={**shortcut, **env, contract.DIRECTORY: checkpoints},
             directory=directory,
-            hears_intents=not command,
+            handles_intents=not command,
             checkpoints=checkpoints,
         )
 
@@ -138,13 +137,13 @@ class LaunchBuilder:
         root = configuration.checkpoint_root
         if root:  # a directory that all hosts share, if the pool's rules allow to mount it
             mount = Mount(root, "/checkpoints")
-            root = resolve(mount, cluster.containers.mount_roots, files_are_local(cluster)).source
+            root = resolve_mount(mount, cluster.containers.mount_roots, files_are_local(cluster)).source
             container = replace(container, shares_checkpoints=True)
         return replace(
             launch,
             command=command,
             env=env,
-            hears_intents=reports_itself,
+            handles_intents=reports_itself,
             container=container,
             checkpoints=self._checkpoint_directory(launch.job.id, root),
         )

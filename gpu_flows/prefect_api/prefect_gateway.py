@@ -47,7 +47,7 @@ class PrefectGateway:
         claim_id = self._claims.pop(attempt.launch.job.id, None)
         if claim_id is not None and await self._states.restore_overwritten(run_id, claim_id):
             return False
-        if not attempt.launch.hears_intents:
+        if not attempt.launch.handles_intents:
             await self._states.set_running(run_id)
         return True
 
@@ -57,7 +57,7 @@ class PrefectGateway:
         run_id, claim_id = UUID(launch.job.id), self._claims.pop(launch.job.id, None)
         if claim_id is not None:
             await self._states.restore_overwritten(run_id, claim_id)
-        return await self._states.finish(run_id, end, intent, launch.hears_intents, why)
+        return await self._states.finish(run_id, end, intent, launch.handles_intents, why)
 
     async def report_cancelled(self, job: Job) -> None:
         await self._states.complete_cancellation(UUID(job.id))

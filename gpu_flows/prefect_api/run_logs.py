@@ -14,7 +14,7 @@ from prefect.client.schemas.filters import (
 )
 from prefect.client.schemas.sorting import LogSort
 
-from gpu_flows.runtimes.docker.output import Line
+from gpu_flows.runtimes.docker.output import LogLine
 
 OUTPUT, WORKER = "gpu_flows.output", "gpu_flows.worker"  # logger names: the job, the worker
 INFO = 20
@@ -28,7 +28,7 @@ class RunLogs:
     def __init__(self, client: PrefectClient) -> None:
         self._client = client
 
-    async def send(self, lines: list[Line]) -> None:
+    async def send(self, lines: list[LogLine]) -> None:
         await self._client.create_logs([_build_log(line) for line in lines])
 
     async def count_after(self, job_id: str, at_us: int) -> int:
@@ -50,9 +50,9 @@ class RunLogs:
                 return count
 
 
-def _build_log(line: Line) -> dict[str, Any]:
+def _build_log(line: LogLine) -> dict[str, Any]:
     return {
-        "name": WORKER if line.ours else OUTPUT,
+        "name": WORKER if line.from_worker else OUTPUT,
         "level": INFO,
         "message": line.text.replace("\0", "\N{REPLACEMENT CHARACTER}"),
         "timestamp": _to_datetime(line.at_us).isoformat(),

@@ -1,9 +1,11 @@
-"""The attempt_store of attempts: a folder each, made before anything starts and named after the attempt.
+"""What is kept on disk of each attempt: a folder that is created before anything starts.
 
-    attempts/ID/attempt.json   what was to be launched, on which devices; no secrets
-    ended/ID/                  the same, once the attempt's end has been noted everywhere
+    attempts/ID/attempt.json   the launch, without its secrets
+    attempts/ID/starting       exists once the command may have started
+    attempts/ID/intent         why the attempt was asked to stop
+    ended/ID/                  the same folder, after the attempt's end was recorded everywhere
 
-What else lies in a folder is its runtime's business.
+A runtime may keep further files in the folder of its attempt.
 """
 
 from __future__ import annotations
@@ -19,142 +21,139 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
+from gpu_flows.common.files import write_atomically
 from gpu_flows.runtimes.base import Container, Launch, LaunchError, Mount
 from gpu_flows.runtimes.entry import INTENT_FILE
 from gpu_flows.schedulers.model import Device, Job
 
 log = logging.getLogger(__name__)
 
+_LAUNCH_FILE = "attempt.json"
+_STARTING_FILE = "starting"
 _KEEP_ENDED_S = 7 * 24 * 3600.0
 
 
 class AttemptStore:
+    """The attempts of one pool. An attempt is open until `mark_ended`."""
+
     def __init__(self, folder: Path) -> None:
         self.attempts = folder / "attempts"
         self.ended = folder / "ended"
         for path in (folder, self.attempts, self.ended):
             path.mkdir(parents=True, exist_ok=True)
-            path.chmod(0o700)  # what jobs print is their owner's business
-        self._sweep()
+            path.chmod(0o700)  # the output of jobs may be private
+        self._remove_old()
 
     def folder(self, launch: Launch) -> Path:
         return self.attempts / launch.id
 
-    def enter(self, launch: Launch) -> Path:
-        """A folder for a new attempt. FileExistsError if it was entered before."""
+    # -- from launch to end -------------------------------------------------------------------
+
+    def create(self, launch: Launch) -> Path:
+        """Create the folder of a new attempt. Raises FileExistsError if the attempt exists."""
         folder = self.folder(launch)
         try:
             folder.mkdir()
+            write_atomically(folder / _LAUNCH_FILE, dump_launch(launch), durable=True)
         except FileExistsError:
             raise
         except OSError as error:
-            raise LaunchError(f"{folder} cannot be made ({error}); make room for it.") from None
-        try:
-            write(folder / "attempt.json", stored(launch))
-        except OSError as error:
-            self.strike(launch)
-            raise LaunchError(f"{folder} cannot be written ({error}); make room for it.") from None
+            self.discard(launch)
+            raise LaunchError(f"{folder} cannot be written ({error}); free some space on its disk.") from None
         return folder
 
-    def strike(self, launch: Launch) -> None:
-        """It never came to be."""
+    def discard(self, launch: Launch) -> None:
+        """Remove an attempt whose command was never started."""
         shutil.rmtree(self.folder(launch), ignore_errors=True)
 
-    def note_start(self, launch: Launch) -> None:
-        """From now on something of it may have run."""
-        (self.folder(launch) / "starting").touch()
+    def mark_started(self, launch: Launch) -> None:
+        """Record that the command may have started. To be called just before the start."""
+        (self.folder(launch) / _STARTING_FILE).touch()
 
-    def has_started(self, attempt: str) -> bool:
-        """Whether anything of this attempt may have run."""
-        return any((home / attempt / "starting").exists() for home in (self.attempts, self.ended))
+    def mark_stop_requested(self, launch: Launch, intent: str) -> float | None:
+        """Record the request to stop, and return the seconds since an earlier one; None for the first.
 
-    def note_stop(self, launch: Launch, intent: str) -> float | None:
-        """Note beside the attempt that it is asked to stop, and why. How long ago it was, if it was before,
-        by us or by a worker before us: then it is not asked again, which might cut its saving short."""
+        A job that was asked before, perhaps by an earlier worker, must not be asked again: a second
+        signal could interrupt the saving of its checkpoint.
+        """
         path = self.folder(launch) / INTENT_FILE
         try:
             return max(0.0, time.time() - path.stat().st_mtime)
         except OSError:
             with contextlib.suppress(OSError):
-                write(path, intent)
+                write_atomically(path, intent, durable=True)
             return None
 
-    def open_attempts(self) -> Iterator[tuple[Path, Launch]]:
-        """Every attempt whose end has not been noted."""
-        for folder in sorted(self.attempts.iterdir()):
-            if not (folder / "attempt.json").exists():
-                shutil.rmtree(folder, ignore_errors=True)  # its worker died before it launched anything
-            elif launch := read(folder):
-                yield folder, launch
-
-    def has_ended(self, attempt: str) -> bool:
-        """Whether this attempt's end has been noted."""
-        return (self.ended / attempt).exists()
-
-    def past(self, attempt: str) -> Launch | None:
-        """What was launched as this attempt, if its end has been noted."""
-        folder = self.ended / attempt
-        return read(folder) if folder.exists() else None
-
-    def close(self, launch: Launch) -> None:
-        """Its end has been noted everywhere."""
+    def mark_ended(self, launch: Launch) -> None:
+        """Close the attempt: its end has been recorded everywhere."""
         with contextlib.suppress(OSError):
             os.replace(self.folder(launch), self.ended / launch.id)
 
-    def attempts_of(self, job_id: str) -> int:
-        """The highest attempt number this machine has seen of a job."""
-        names = [*self.attempts.glob(f"{job_id}.*"), *self.ended.glob(f"{job_id}.*")]
-        return max((int(name.name.rpartition(".")[2]) for name in names), default=0)
+    # -- questions ----------------------------------------------------------------------------
 
-    def _sweep(self) -> None:
-        """Throw away the output of attempts that ended long ago."""
+    def open_attempts(self) -> Iterator[tuple[Path, Launch]]:
+        """Yield the folder and launch of every attempt that is not marked as ended."""
+        for folder in sorted(self.attempts.iterdir()):
+            if not (folder / _LAUNCH_FILE).exists():
+                shutil.rmtree(folder, ignore_errors=True)  # the worker died before it launched anything
+            elif launch := _load_launch(folder):
+                yield folder, launch
+
+    def has_started(self, attempt_id: str) -> bool:
+        """Whether the attempt's command may have started."""
+        return any((parent / attempt_id / _STARTING_FILE).exists() for parent in (self.attempts, self.ended))
+
+    def has_ended(self, attempt_id: str) -> bool:
+        """Whether the attempt is marked as ended."""
+        return (self.ended / attempt_id).exists()
+
+    def load_ended(self, attempt_id: str) -> Launch | None:
+        """Return the launch of an ended attempt; None if there is no such attempt."""
+        return _load_launch(self.ended / attempt_id) if self.has_ended(attempt_id) else None
+
+    def last_attempt(self, job_id: str) -> int:
+        """Return the highest attempt number of a job on this machine; 0 if it was never launched."""
+        folders = [*self.attempts.glob(f"{job_id}.*"), *self.ended.glob(f"{job_id}.*")]
+        return max((int(folder.name.rpartition(".")[2]) for folder in folders), default=0)
+
+    def _remove_old(self) -> None:
         for folder in self.ended.iterdir():
             if time.time() - folder.stat().st_mtime > _KEEP_ENDED_S:
                 shutil.rmtree(folder, ignore_errors=True)
 
 
-def stored(launch: Launch) -> str:
-    """A launch as JSON, without what may be secret."""
-    known = asdict(launch) | {"env": {}}
-    if known["container"]:
-        known["container"] |= {"secrets": {}, "login": None}
-    return json.dumps(known)
+def dump_launch(launch: Launch) -> str:
+    """Return the launch as JSON, without variables and secrets."""
+    content = asdict(launch) | {"env": {}}
+    if content["container"]:
+        content["container"] |= {"secrets": {}, "login": None}
+    return json.dumps(content)
 
 
-def restored(text: str) -> Launch:
-    """The launch that was stored. Raises ValueError, KeyError or TypeError for anything else."""
-    known: dict[str, Any] = json.loads(text)
-    given = {each.name for each in fields(Job) if each.init}  # the rest it works out by itself
-    job = {name: value for name, value in known["job"].items() if name in given}
+def parse_launch(text: str) -> Launch:
+    """Return the launch that `dump_launch` wrote. Raises ValueError, KeyError or TypeError for other text."""
+    content: dict[str, Any] = json.loads(text)
+    known = {field.name for field in fields(Job) if field.init}  # Job computes its other fields
+    job = {name: value for name, value in content["job"].items() if name in known}
     job |= {"nodes": tuple(job["nodes"]), "models": tuple(job["models"])}
-    container = known.get("container")
+    container = content.get("container")
     if container:
         mounts = tuple(Mount(**mount) for mount in container["mounts"])
         container = Container(**{**container, "mounts": mounts})
     return Launch(
         **{
-            **known,
+            **content,
             "job": Job(**job),
-            "devices": tuple(Device(**device) for device in known["devices"]),
-            "command": tuple(known["command"]),
+            "devices": tuple(Device(**device) for device in content["devices"]),
+            "command": tuple(content["command"]),
             "container": container,
         }
     )
 
 
-def read(folder: Path) -> Launch | None:
-    """The launch entered in a folder."""
+def _load_launch(folder: Path) -> Launch | None:
     try:
-        return restored((folder / "attempt.json").read_text())
+        return parse_launch((folder / _LAUNCH_FILE).read_text())
     except (OSError, ValueError, KeyError, TypeError):
-        log.exception("Attempt %s cannot be read; it is left as it is.", folder.name)
+        log.exception("Attempt %s cannot be read; its folder is left unchanged.", folder.name)
         return None
-
-
-def write(path: Path, text: str) -> None:
-    """The whole text or nothing, and on disk."""
-    with open(f"{path}.new", "w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(f"{path}.new", path)

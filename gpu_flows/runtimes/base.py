@@ -1,7 +1,7 @@
-"""What a runtime is: it launches an attempt on its devices, stops it, and finds it again.
+"""The protocol that every runtime implements, and the values that cross it.
 
-The world is the ledger. Whatever a runtime starts carries its job, attempt and devices with it,
-so that a worker which was killed finds out from the world, not from its memory, what runs.
+A worker may be killed at any time, so a runtime never relies on its memory: each process or container
+carries its job, attempt and devices with it. A new worker finds it by that, and adopts it.
 """
 
 from __future__ import annotations
@@ -17,42 +17,55 @@ Intent = Literal["cancel", "reschedule"]
 Pull = Literal["if-not-present", "always", "never"]
 
 
-@dataclass(frozen=True, slots=True)
-class Mount:
-    """A directory or file of the host, shown to a container."""
+class Runtime(Protocol):
+    """Launches attempts on the devices that the scheduler chose, and reports how they end.
 
-    source: str
-    target: str
-    read_only: bool = False
+    The life of an attempt: `launch`, then `wait` for its end, perhaps `stop` meanwhile, then `forget`.
+    A worker that starts calls `find` first, and waits for the attempts that it finds as for its own.
+    All methods but `sample_activity` are called in the worker's event loop and must not block it.
+    """
 
+    async def launch(self, launch: Launch, still_wanted: Callable[[], bool]) -> Attempt:
+        """Start the attempt exactly once: a second launch of a running attempt returns that attempt.
 
-@dataclass(frozen=True, slots=True)
-class Login:
-    """To a private registry."""
+        Check `still_wanted` before the command starts, and raise LaunchCancelled if it returns False.
+        Raise Refused for a request that the pool does not allow, NodeUnreachable if the job shall wait
+        and be launched again later, and LaunchError for any other failure. After an error, nothing of
+        the attempt runs.
+        """
+        ...
 
-    username: str = ""
-    password: str = field(default="", repr=False)
-    registry: str = ""
+    async def wait(self, attempt: Attempt) -> End:
+        """Return how the attempt ended, as soon as it has ended and nothing of it runs."""
+        ...
 
+    async def stop(self, attempt: Attempt, intent: Intent) -> None:
+        """Ask the attempt to stop, kill it after `launch.grace_s`, and return when it has stopped.
 
-@dataclass(frozen=True, slots=True)
-class Container:
-    """What a job that runs in a container asks for, after it was checked what it may ask for."""
+        A launch that `handles_intents` is asked in such a way that its flow learns the intent; any other
+        gets SIGTERM. An attempt that was asked before, also by an earlier worker, is not asked again.
+        """
+        ...
 
-    image: str
-    pull: Pull = "if-not-present"
-    shm_mb: int = 1024
-    memory_mb: int = 0  # 0: as much as the host has
-    cpus: float = 0.0  # 0: as many as the host has
-    mounts: tuple[Mount, ...] = ()
-    secrets: dict[str, str] = field(default_factory=dict, repr=False)  # reach the container as files
-    login: Login | None = None
-    shares_checkpoints: bool = False  # under a root that all hosts see
+    async def find(self) -> list[Found]:
+        """Return every attempt, running or ended, for which `forget` has not been called."""
+        ...
+
+    def forget(self, launch: Launch) -> None:
+        """Release what is kept of an attempt whose end has been recorded everywhere."""
+        ...
+
+    def sample_activity(self) -> dict[str, float]:
+        """Return how busy each running attempt was since the last call: job id -> 0 to 100.
+
+        Called in the telemetry's thread.
+        """
+        ...
 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """Everything needed to start one attempt."""
+    """Everything that is needed to start one attempt."""
 
     job: Job
     attempt: int
@@ -64,96 +77,103 @@ class Launch:
     env: dict[str, str] = field(default_factory=dict, repr=False)
     directory: str = ""
     grace_s: float = 30.0
-    hears_intents: bool = True  # runs our entry, which understands a request to stop
+    handles_intents: bool = True  # the command is `entry.py`, which passes an intent on to Prefect's engine
     container: Container | None = None  # None: a process of the worker's machine
-    checkpoints: str = ""  # the directory that the job keeps its checkpoints in
+    checkpoints: str = ""  # the directory in which the job keeps its checkpoints
 
     @property
     def id(self) -> str:
-        """The same for a second launch of the same attempt, which therefore cannot happen."""
+        """The name of the attempt. It is the same for a second launch, so that a runtime recognises one."""
         return attempt_id(self.job.id, self.attempt)
 
     @property
     def runtime(self) -> str:
+        """The name of the runtime that serves this launch."""
         return "docker" if self.container else "process"
 
     @property
     def node(self) -> str:
-        """Where it is launched; empty for a job without devices."""
+        """The node of its first device; empty for a job without devices."""
         return self.devices[0].node if self.devices else ""
 
 
 @dataclass(frozen=True, slots=True)
-class Attempt:
-    """An attempt that was launched. `identifier` is what Prefect shows as its infrastructure."""
+class Container:
+    """The container that a job asks for. The pool's rules have been applied to it."""
 
-    launch: Launch
-    identifier: str
-    started: float
+    image: str
+    pull: Pull = "if-not-present"
+    shm_mb: int = 1024
+    memory_mb: int = 0  # 0: no limit but the host's memory
+    cpus: float = 0.0  # 0: no limit but the host's processors
+    mounts: tuple[Mount, ...] = ()
+    secrets: dict[str, str] = field(default_factory=dict, repr=False)  # reach the container as files
+    login: Login | None = None
+    shares_checkpoints: bool = False  # the checkpoints are under a root that all hosts share
 
 
 @dataclass(frozen=True, slots=True)
-class End:
-    """How an attempt ended, as far as anybody saw it."""
+class Mount:
+    """A directory or file of the host that a container sees under another path."""
 
-    exit_code: int | None = None  # None where nobody saw one
-    ended: float | None = None  # None: just now
-    oom_killed: bool | None = None
-    peak_memory_mb: float | None = None
-    detail: str = ""  # what the runtime knows of it that the exit code does not tell
-    lost: bool = False  # nobody knows how it ended, or whether
+    source: str
+    target: str
+    read_only: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Login:
+    """Credentials of a private registry."""
+
+    username: str = ""
+    password: str = field(default="", repr=False)
+    registry: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """An attempt that was launched."""
+
+    launch: Launch
+    identifier: str  # where it runs, as Prefect shows it for the run
+    started: float  # seconds since the epoch
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a restarted worker finds. `attempt` is None when the launch never came to be."""
+    """An attempt that a new worker finds. `attempt` is None if the command was never started."""
 
     launch: Launch
     attempt: Attempt | None
     alive: bool
 
 
-class Runtime(Protocol):
-    async def launch(self, launch: Launch, still_wanted: Callable[[], bool]) -> Attempt:
-        """Start it, exactly once: launching what already runs answers with what runs. A launch that
-        is no longer wanted before anything runs raises NotWanted."""
-        ...
+@dataclass(frozen=True, slots=True)
+class End:
+    """How an attempt ended, as far as the runtime knows."""
 
-    async def wait(self, attempt: Attempt) -> End:
-        """How it ended, when it has."""
-        ...
-
-    async def stop(self, attempt: Attempt, intent: Intent) -> None:
-        """Ask it to stop, and make it stop when its grace is over. Returns once it is gone."""
-        ...
-
-    async def find(self) -> list[Found]:
-        """Every attempt whose end has not been noted, alive or not."""
-        ...
-
-    def forget(self, launch: Launch) -> None:
-        """Its end has been noted everywhere."""
-        ...
-
-    def activity(self) -> dict[str, float]:
-        """How busy each live attempt was since the last call, by job id, 0 to 100."""
-        ...
+    exit_code: int | None = None  # None: unknown
+    ended: float | None = None  # None: just now
+    oom_killed: bool | None = None
+    peak_memory_mb: float | None = None
+    detail: str = ""  # what the exit code does not show, as a sentence for the user
+    lost: bool = False  # unknown whether and how it ended, such as on a host that stopped answering
 
 
 class LaunchError(RuntimeError):
-    """An attempt could not be started; the message says why and what to do."""
+    """An attempt could not be started; the message states why and how to fix it."""
 
 
 class Refused(LaunchError):
-    """The job asks for what it may not have. Nothing was started, and it is not tried again."""
+    """The pool's rules do not allow what the job asks for. The job fails and is not launched again."""
 
 
-class NodeAway(LaunchError):
-    """The node cannot be reached now. Nothing runs there of this attempt; the job waits again."""
+class NodeUnreachable(LaunchError):
+    """The node does not answer. Nothing of the attempt runs there; the job returns to the queue."""
 
 
-class NotWanted(LaunchError):
-    """The job was cancelled before anything of it ran."""
+class LaunchCancelled(LaunchError):
+    """The job was cancelled before its command started."""
 
 
 def attempt_id(job_id: str, attempt: int) -> str:
@@ -161,12 +181,12 @@ def attempt_id(job_id: str, attempt: int) -> str:
 
 
 def device_environment(launch: Launch) -> dict[str, str]:
-    """The variables that show a job its own devices and no others."""
+    """Return the variables that make a job see its own devices and no others."""
     ids = ",".join(device.id for device in launch.devices)
     nodes = list(dict.fromkeys(device.node for device in launch.devices))
     return {
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
-        "CUDA_VISIBLE_DEVICES": ids,  # a simulated id is no GPU of CUDA's: the job then sees none
+        "CUDA_VISIBLE_DEVICES": ids,  # CUDA knows no simulated id, so such a job sees no GPU
         "NVIDIA_VISIBLE_DEVICES": ids or "void",
         "GPU_FLOWS_DEVICES": json.dumps([device.id for device in launch.devices]),
         "GPU_FLOWS_GPUS": str(len(launch.devices)),

@@ -1,12 +1,13 @@
-"""What a launched job's interpreter runs: Prefect's engine, with an ear for requests to stop.
+"""What a launched flow's interpreter runs: Prefect's engine, with a handler for requests to stop.
 
-A worker that wants the job to stop writes its intent beside the attempt and sends SIGUSR1. The
-handler tells Prefect's engine the intent and then raises the SIGTERM that the engine knows, so
-that a cancelled run reports itself cancelled and a preempted one is not reported as crashed.
-This needs no connection to the worker, hence it works after the worker was restarted.
+To stop the job, a worker writes its intent into the attempt's folder and sends SIGUSR1. The handler
+passes the intent to Prefect's engine and then raises SIGTERM, which the engine handles: a cancelled run
+reports itself as cancelled, and a preempted run is not reported as crashed. This needs no connection to
+the worker, so it also works after the worker was restarted.
 
-In a container this file comes along with `prefect_private.py` and stands alone, so that an image needs
-Prefect and the flow, and nothing of ours. Secrets come there as files, and become variables here.
+In a container this file is copied in together with `prefect_private.py` and must work without the rest
+of the package: the image needs Prefect and the flow only. Secrets arrive there as files and become
+variables here.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ INTENT_FILE = "intent"
 
 def main() -> None:
     signal.signal(signal.SIGUSR1, _stop)
-    _read_secrets()
+    _load_secrets()
     runpy.run_module("prefect.engine", run_name="__main__")
 
 
-def _read_secrets() -> None:
+def _load_secrets() -> None:
     secrets = Path(os.environ.get("GPU_FLOWS_ATTEMPT_FOLDER", "/nowhere"), "secrets")
     for file in secrets.iterdir() if secrets.is_dir() else ():
         os.environ[file.name] = file.read_text()

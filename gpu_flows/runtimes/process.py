@@ -1,14 +1,13 @@
-"""Jobs as processes of this machine: the embedded default.
+"""Jobs as processes of the worker's machine: the default.
 
-In its folder of the store of attempts each attempt has
+The folder of an attempt in the attempt store also holds
 
-    pid            written by the process itself before it becomes the job: its pid and its birth
-    fence          laid by a worker that found no pid: a process that comes too late stops at it
-    intent         why it is being asked to stop
-    output.log     everything it prints
+    pid            the process's pid and start time, written by the process before it becomes the job
+    fence          created by a worker that found no pid: a process that sees it exits before the job starts
+    output.log     everything the process prints
 
-A process runs in a session of its own with its output in a file, so it outlives its worker. It is
-recognised by pid and birth (the kernel's start time and boot), so a reused pid is never mistaken.
+A process runs in its own session with its output in a file, so it outlives its worker. It is identified
+by pid and start time (as the kernel counts it, with the boot id), so a reused pid is never mistaken for it.
 """
 
 from __future__ import annotations
@@ -28,22 +27,24 @@ import psutil
 from gpu_flows.runtimes.attempt_store import AttemptStore
 from gpu_flows.runtimes.base import Attempt, End, Found, Intent, Launch, LaunchError, device_environment
 
-# The shell notes who it is, gives way if a fence was laid, and then becomes the job. Whatever
-# goes wrong on the way (a full disk, a folder that is gone), it does not become the job.
+# The shell writes its pid, exits if there is a fence, and then becomes the job. If any step fails (a full
+# disk, a missing folder), the job does not start.
 _LAUNCHER = """
-birth="$(cut -d ' ' -f 22 /proc/$$/stat 2>/dev/null) $(cat /proc/sys/kernel/random/boot_id 2>/dev/null)"
-echo "$$ $birth" >"$0/pid.new" && mv "$0/pid.new" "$0/pid" && [ ! -e "$0/fence" ] && exec "$@"
+start_time="$(cut -d ' ' -f 22 /proc/$$/stat 2>/dev/null) $(cat /proc/sys/kernel/random/boot_id 2>/dev/null)"
+echo "$$ $start_time" >"$0/pid.new" && mv "$0/pid.new" "$0/pid" && [ ! -e "$0/fence" ] && exec "$@"
 exit 75
 """
 
 
 class ProcessRuntime:
+    """A `Runtime` whose attempts are processes of this machine."""
+
     def __init__(self, attempt_store: AttemptStore) -> None:
         self._attempt_store = attempt_store
         self._children: dict[str, subprocess.Popen[bytes]] = {}
-        self._alive_once: dict[str, tuple[int, str]] = {}  # attempt -> pid and birth, seen alive by us
+        self._seen_alive: dict[str, tuple[int, str]] = {}  # attempt -> pid and start time
         self._jobs: dict[str, str] = {}  # attempt -> job id
-        self._cpu: dict[int, tuple[float, float]] = {}  # session -> (cpu seconds, at)
+        self._cpu: dict[int, tuple[float, float]] = {}  # session -> CPU seconds, and when they were read
 
     # -- start --------------------------------------------------------------------------------
 
@@ -51,19 +52,19 @@ class ProcessRuntime:
         if launch.directory and not Path(launch.directory).is_dir():
             raise LaunchError(f"The working directory {launch.directory} does not exist on this machine.")
         try:
-            folder = self._attempt_store.enter(launch)
+            folder = self._attempt_store.create(launch)
         except FileExistsError:
-            found = self._look_at(self._attempt_store.folder(launch), launch)
+            found = self._inspect(self._attempt_store.folder(launch), launch)
             if found.attempt and found.alive:
                 return found.attempt
             raise LaunchError(f"Attempt {launch.id} was launched before and has ended.") from None
         try:
             child = self._spawn(launch, folder)
         except (OSError, ValueError) as error:
-            self._attempt_store.strike(launch)
+            self._attempt_store.discard(launch)
             raise LaunchError(f"The process could not be started: {error}.") from error
         self._children[launch.id] = child
-        return self._note_alive(launch, child.pid, _birth(child.pid), time.time())
+        return self._track(launch, child.pid, _start_time(child.pid), time.time())
 
     def _spawn(self, launch: Launch, folder: Path) -> subprocess.Popen[bytes]:
         env = {**os.environ, **launch.env, **device_environment(launch)}
@@ -80,8 +81,8 @@ class ProcessRuntime:
                 start_new_session=True,
             )
 
-    def _note_alive(self, launch: Launch, pid: int, birth: str, started: float) -> Attempt:
-        self._alive_once[launch.id] = (pid, birth)
+    def _track(self, launch: Launch, pid: int, start_time: str, started: float) -> Attempt:
+        self._seen_alive[launch.id] = (pid, start_time)
         self._jobs[launch.id] = launch.job.id
         return Attempt(launch, f"{socket.gethostname()}:{pid}", started)
 
@@ -89,61 +90,64 @@ class ProcessRuntime:
 
     async def wait(self, attempt: Attempt) -> End:
         name = attempt.launch.id
-        pid, birth = self._alive_once.get(name, (0, ""))
+        pid, start_time = self._seen_alive.get(name, (0, ""))
         if pid:
-            await _gone(pid, lambda: self._alive(name, pid, birth))
+            await _wait_for_exit(pid, lambda: self._is_alive(name, pid, start_time))
         child = self._children.get(name)
-        # What the job left behind goes with it. Its session is its own only while we know that it
-        # was alive under this very pid; of a job that died unseen, only the name is left.
+        # Kill what the job left running. Its session id is its pid only if this worker has seen it alive
+        # under that pid. Otherwise the pid may be reused, and only the attempt's name identifies it.
         await asyncio.to_thread(_kill_attempt, name, pid or None)
         return End(child.wait() if child else None)
 
     async def stop(self, attempt: Attempt, intent: Intent) -> None:
         launch = attempt.launch
-        pid, birth = self._alive_once.get(launch.id, (0, ""))
-        if not pid or not self._alive(launch.id, pid, birth):
+        pid, start_time = self._seen_alive.get(launch.id, (0, ""))
+        if not pid or not self._is_alive(launch.id, pid, start_time):
             return
-        asked_ago = self._attempt_store.note_stop(launch, intent)
+        asked_ago = self._attempt_store.mark_stop_requested(launch, intent)
         if asked_ago is None:
             with contextlib.suppress(OSError):
-                if launch.hears_intents:
+                if launch.handles_intents:
                     os.kill(pid, signal.SIGUSR1)
                 else:
                     os.killpg(pid, signal.SIGTERM)
         deadline = time.monotonic() + launch.grace_s - (asked_ago or 0.0)
-        while self._alive(launch.id, pid, birth) and time.monotonic() < deadline:
+        while self._is_alive(launch.id, pid, start_time) and time.monotonic() < deadline:
             await asyncio.sleep(0.05)
-        if self._alive(launch.id, pid, birth):
+        if self._is_alive(launch.id, pid, start_time):
             await asyncio.to_thread(_kill_attempt, launch.id, pid)
 
-    # -- afterwards ---------------------------------------------------------------------------
+    # -- recovery -----------------------------------------------------------------------------
 
     async def find(self) -> list[Found]:
-        ours = (each for each in self._attempt_store.open_attempts() if each[1].container is None)
-        return [self._look_at(folder, launch) for folder, launch in ours]
+        return [
+            self._inspect(folder, launch)
+            for folder, launch in self._attempt_store.open_attempts()
+            if launch.runtime == "process"
+        ]
 
-    def _look_at(self, folder: Path, launch: Launch) -> Found:
+    def _inspect(self, folder: Path, launch: Launch) -> Found:
         if not (folder / "pid").exists():
             (folder / "fence").touch()
         try:
-            pid, birth = _read_pid(folder / "pid")
+            pid, start_time = _read_pid(folder / "pid")
             started = (folder / "pid").stat().st_mtime
         except (OSError, ValueError):
             return Found(launch, None, alive=False)
-        if self._alive(launch.id, pid, birth):
-            return Found(launch, self._note_alive(launch, pid, birth, started), alive=True)
+        if self._is_alive(launch.id, pid, start_time):
+            return Found(launch, self._track(launch, pid, start_time, started), alive=True)
         return Found(launch, Attempt(launch, f"{socket.gethostname()}:{pid}", started), alive=False)
 
     def forget(self, launch: Launch) -> None:
         self._children.pop(launch.id, None)
-        self._alive_once.pop(launch.id, None)
+        self._seen_alive.pop(launch.id, None)
         self._jobs.pop(launch.id, None)
-        self._attempt_store.close(launch)
+        self._attempt_store.mark_ended(launch)
 
-    # -- looking ------------------------------------------------------------------------------
+    # -- observation --------------------------------------------------------------------------
 
-    def activity(self) -> dict[str, float]:
-        alive = list(self._alive_once.items())  # the sampler's thread asks, while the loop goes on
+    def sample_activity(self) -> dict[str, float]:
+        alive = list(self._seen_alive.items())  # a copy: this runs in another thread than the loop
         sessions = {pid: self._jobs.get(attempt, "") for attempt, (pid, _) in alive}
         if not sessions:
             return {}
@@ -162,18 +166,18 @@ class ProcessRuntime:
         self._cpu = {session: (seconds, now) for session, seconds in spent.items()}
         return busy
 
-    def _alive(self, attempt: str, pid: int, birth: str) -> bool:
+    def _is_alive(self, attempt: str, pid: int, start_time: str) -> bool:
         child = self._children.get(attempt)
         if child is not None:
             return child.poll() is None
         with contextlib.suppress(psutil.Error):
             if psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
-                return _birth(pid) == birth if birth else _mark(pid) == attempt
+                return _start_time(pid) == start_time if start_time else _read_attempt(pid) == attempt
         return False
 
 
-async def _gone(pid: int, alive: Callable[[], bool]) -> None:
-    """Returns the moment the process has ended; by asking now and then where the kernel cannot tell."""
+async def _wait_for_exit(pid: int, alive: Callable[[], bool]) -> None:
+    """Return as soon as the process has ended. Polls where the kernel has no pidfd."""
     with contextlib.suppress(OSError, AttributeError):
         watched = os.pidfd_open(pid)
         loop, ended = asyncio.get_running_loop(), asyncio.Event()
@@ -188,8 +192,8 @@ async def _gone(pid: int, alive: Callable[[], bool]) -> None:
         await asyncio.sleep(0.1)
 
 
-def _birth(pid: int) -> str:
-    """When the process began, as the kernel says it, and in which boot; empty where it does not."""
+def _start_time(pid: int) -> str:
+    """Return the kernel's start time of the process and the boot id; empty on systems without /proc."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
@@ -199,23 +203,23 @@ def _birth(pid: int) -> str:
 
 
 def _read_pid(path: Path) -> tuple[int, str]:
-    pid, _, birth = path.read_text().strip().partition(" ")
-    return int(pid), birth.strip()
+    pid, _, start_time = path.read_text().strip().partition(" ")
+    return int(pid), start_time.strip()
 
 
-def _mark(pid: int) -> str:
-    """The attempt that a process carries in its environment. Straight from the kernel where that is
-    possible: a device waits while every process of the machine is asked."""
+def _read_attempt(pid: int) -> str:
+    """Return the attempt that a process carries in its environment. Reads /proc where there is one: this
+    is called for every process of the machine while devices wait to be released, and psutil is slower."""
     try:
         variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     except FileNotFoundError:
         return psutil.Process(pid).environ().get("GPU_FLOWS_ATTEMPT", "")
     name = b"GPU_FLOWS_ATTEMPT="
-    return next((each[len(name) :].decode() for each in variables if each.startswith(name)), "")
+    return next((value[len(name) :].decode() for value in variables if value.startswith(name)), "")
 
 
 def kill_all(home: Path) -> int:
-    """Kill every job that was launched under this gpu-flows home. How many there were."""
+    """Kill every job that was launched under this gpu-flows home, and return their number."""
     attempts = set()
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):
@@ -229,9 +233,9 @@ def kill_all(home: Path) -> int:
 
 
 def _kill_attempt(attempt: str, session: int | None) -> None:
-    """Kill everything that lives in the attempt's session, and whatever left it but still carries
-    the attempt's name (torchrun gives its workers sessions of their own)."""
+    """Kill all processes of the attempt's session, and those of other sessions that carry its name:
+    torchrun starts its workers in sessions of their own."""
     for pid in psutil.pids():
         with contextlib.suppress(psutil.Error, OSError):
-            if (session and os.getsid(pid) == session) or _mark(pid) == attempt:
+            if (session and os.getsid(pid) == session) or _read_attempt(pid) == attempt:
                 os.kill(pid, signal.SIGKILL)

@@ -1,37 +1,38 @@
-"""The runtimes of a pool as one: a job that names an image runs in a container, any other as a process."""
+"""One runtime in front of several: it passes each call on to the runtime that serves the launch."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from gpu_flows.runtimes.base import Attempt, End, Found, Intent, Launch, Runtime
 
 
-class Runtimes:
-    """A Runtime."""
+class RuntimeRouter:
+    """A `Runtime` made of the runtimes of a pool, by the name that `Launch.runtime` returns."""
 
-    def __init__(self, processes: Runtime, containers: Runtime) -> None:
-        self._processes, self._containers = processes, containers
-
-    def _for(self, launch: Launch) -> Runtime:
-        return self._containers if launch.container else self._processes
+    def __init__(self, runtimes: Mapping[str, Runtime]) -> None:
+        self._runtimes = runtimes
 
     async def launch(self, launch: Launch, still_wanted: Callable[[], bool]) -> Attempt:
-        return await self._for(launch).launch(launch, still_wanted)
+        return await self._runtime(launch).launch(launch, still_wanted)
 
     async def wait(self, attempt: Attempt) -> End:
-        return await self._for(attempt.launch).wait(attempt)
+        return await self._runtime(attempt.launch).wait(attempt)
 
     async def stop(self, attempt: Attempt, intent: Intent) -> None:
-        await self._for(attempt.launch).stop(attempt, intent)
+        await self._runtime(attempt.launch).stop(attempt, intent)
 
     async def find(self) -> list[Found]:
-        both = await asyncio.gather(self._processes.find(), self._containers.find())
-        return [found for some in both for found in some]
+        found = await asyncio.gather(*(runtime.find() for runtime in self._runtimes.values()))
+        return [attempt for attempts in found for attempt in attempts]
 
     def forget(self, launch: Launch) -> None:
-        self._for(launch).forget(launch)
+        self._runtime(launch).forget(launch)
 
-    def activity(self) -> dict[str, float]:
-        return self._processes.activity() | self._containers.activity()
+    def sample_activity(self) -> dict[str, float]:
+        samples = (runtime.sample_activity() for runtime in self._runtimes.values())
+        return {job_id: activity for sample in samples for job_id, activity in sample.items()}
+
+    def _runtime(self, launch: Launch) -> Runtime:
+        return self._runtimes[launch.runtime]

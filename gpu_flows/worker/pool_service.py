@@ -39,7 +39,7 @@ from gpu_flows.prefect_api.run_states import RunStates
 from gpu_flows.prefect_api.waiting_notes import WaitingNotes
 from gpu_flows.runtimes.attempt_store import AttemptStore
 from gpu_flows.runtimes.process import ProcessRuntime
-from gpu_flows.runtimes.routing import Runtimes
+from gpu_flows.runtimes.routing import RuntimeRouter
 from gpu_flows.schedulers.engine import Engine
 from gpu_flows.schedulers.policies.fifo import Fifo
 from gpu_flows.schedulers.protection import Protection
@@ -79,7 +79,9 @@ class PoolService:
         self.job_store, self._attempt_store = JobStore(self.folder), AttemptStore(self.folder)
         self.engine = Engine((), Fifo(), can_preempt=True, protection=Protection())
         self.containers = self._open_containers()
-        self.runtime = Runtimes(ProcessRuntime(self._attempt_store), self.containers)
+        self.runtime = RuntimeRouter(
+            {"process": ProcessRuntime(self._attempt_store), "docker": self.containers}
+        )
         self.due_jobs, self.states = DueJobs(client, pool, queues), RunStates(client, pool.name)
         launches = LaunchBuilder(
             client, self.due_jobs, identity, self._count_attempts, self.job_store.make_checkpoint_directory
@@ -120,7 +122,7 @@ class PoolService:
             on_found=lambda found: self.dispatcher.adopt(found),
             on_host=self._on_host_change,
             may_act=lambda: self.dispatcher.active,
-            comes_back=self.job_store.will_continue,
+            will_resume=self.job_store.will_continue,
         )
 
     # -- start and close ----------------------------------------------------------------------
@@ -242,7 +244,7 @@ class PoolService:
 
     def _count_attempts(self, job_id: str) -> int:
         """How many attempts a job has had, including those whose folders have been removed since."""
-        return max(self._attempt_store.attempts_of(job_id), self.job_store.load_progress(job_id).attempts)
+        return max(self._attempt_store.last_attempt(job_id), self.job_store.load_progress(job_id).attempts)
 
     # -- blocks and hosts ---------------------------------------------------------------------
 

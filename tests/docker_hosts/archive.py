@@ -1,4 +1,4 @@
-"""Archives that Docker takes as an image: plain entries that belong to root, each name once."""
+"""Tar archives that Docker imports as an image: entries owned by root, each name once."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import IO
 
 
 class Archive:
-    """Writes a tar. Of two entries with the same name the first counts: Docker refuses to take both."""
+    """Writes a tar. Of two entries with the same name only the first is written: Docker refuses both."""
 
     def __init__(self, target: IO[bytes]) -> None:
         self._tar = tarfile.open(fileobj=target, mode="w")  # noqa: SIM115
@@ -22,8 +22,8 @@ class Archive:
         self._tar.close()
 
     def file(self, file: Path, name: str = "") -> None:
-        """The file itself, never a link to it, where it lies here or under this name. It keeps its time, or
-        Python would compile it again."""
+        """Add a file, under its own path or under this name. Links are followed. The file keeps its time:
+        otherwise Python would compile it again."""
         found = file.stat()
         entry = tarfile.TarInfo(name or str(file))
         entry.mode, entry.mtime, entry.size = found.st_mode & 0o777, int(found.st_mtime), found.st_size

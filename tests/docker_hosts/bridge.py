@@ -1,4 +1,4 @@
-"""Bridges for engines: devices of our own, each with a subnet of its own."""
+"""Network bridges for engines, each with its own subnet."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ PREFIX = "gfd"
 
 
 def make_bridge() -> tuple[str, str]:
-    """A new bridge and the address of the machine on it, or two empty strings where none can be made.
+    """Create a bridge. Returns its name and the machine's address on it; two empty strings if that fails.
 
-    The kernel refuses a name that is taken, so processes that choose at the same time never share one.
+    The kernel refuses a name that is taken, so processes never share a bridge.
     """
     for number in range(1, 255):
         name, gateway = f"{PREFIX}{number}", f"10.213.{number}.1"
@@ -20,17 +20,17 @@ def make_bridge() -> tuple[str, str]:
             remove_bridge(name)
             break
         if not _ip("link", "show", name):
-            break  # it was not refused because of its name
+            break  # refused for another reason than its name
     return "", ""
 
 
-def networks_of(gateway: str) -> str:
-    """Addresses for further networks of the engine behind this gateway."""
+def network_range(gateway: str) -> str:
+    """Return the addresses for further networks of the engine behind this gateway."""
     return f"10.214.{gateway.split('.')[2]}.0/24"
 
 
 def remove_bridge(name: str) -> None:
-    """The bridge, and what containers that were killed left plugged into it."""
+    """Remove the bridge, and the interfaces that killed containers left on it."""
     listed = subprocess.run(["ip", "-o", "link", "show", "master", name], capture_output=True, text=True)
     for line in listed.stdout.splitlines():
         _ip("link", "delete", line.split(":")[1].split("@")[0].strip())

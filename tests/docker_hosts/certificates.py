@@ -1,11 +1,11 @@
-"""Certificates for an engine that listens on TCP: one authority, the engine's and a client's."""
+"""Certificates for an engine that listens on TCP: an authority, the engine's certificate and a client's."""
 
 from __future__ import annotations
 
 import datetime
 import ipaddress
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
@@ -13,50 +13,32 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 Key = ec.EllipticCurvePrivateKey
-SIGNS_CERTIFICATES = x509.KeyUsage(
-    digital_signature=False,
-    content_commitment=False,
-    key_encipherment=False,
-    data_encipherment=False,
-    key_agreement=False,
-    key_cert_sign=True,
-    crl_sign=True,
-    encipher_only=False,
-    decipher_only=False,
+_KEY_USES = (
+    *("digital_signature", "content_commitment", "key_encipherment", "data_encipherment", "key_agreement"),
+    *("key_cert_sign", "crl_sign", "encipher_only", "decipher_only"),
 )
+SIGNS_CERTIFICATES = x509.KeyUsage(**{use: use in ("key_cert_sign", "crl_sign") for use in _KEY_USES})
 
 
-@dataclass(frozen=True)
-class Certificates:
-    """Files. `folder` holds ca.pem, cert.pem and key.pem, as DOCKER_CERT_PATH wants it."""
+class Certificates(NamedTuple):
+    """Files of one folder, named as DOCKER_CERT_PATH expects them."""
 
-    folder: Path
-
-    @property
-    def ca(self) -> Path:
-        return self.folder / "ca.pem"
-
-    @property
-    def cert(self) -> Path:
-        return self.folder / "cert.pem"
+    ca: Path
+    cert: Path
+    key: Path
+    server_cert: Path
+    server_key: Path
 
     @property
-    def key(self) -> Path:
-        return self.folder / "key.pem"
-
-    @property
-    def server_cert(self) -> Path:
-        return self.folder / "server-cert.pem"
-
-    @property
-    def server_key(self) -> Path:
-        return self.folder / "server-key.pem"
+    def folder(self) -> Path:
+        return self.ca.parent
 
 
 def make_certificates(folder: Path, names: tuple[str, ...] = ("localhost",)) -> Certificates:
-    """Good for 127.0.0.1 and these names, for a day."""
+    """Create certificates that are valid for 127.0.0.1 and these names, for a day."""
     folder.mkdir(parents=True, exist_ok=True)
-    files = Certificates(folder)
+    file_names = ("ca.pem", "cert.pem", "key.pem", "server-cert.pem", "server-key.pem")
+    files = Certificates(*(folder / name for name in file_names))
     authority_key = ec.generate_private_key(ec.SECP256R1())
     authority = _certificate(
         "gpu-flows tests",

@@ -1,8 +1,8 @@
-"""Real Docker engines for tests: each with a socket, a data root and a bridge of its own.
+"""Real Docker engines for tests, each with its own socket, data root and bridge.
 
-A machine may run many at once. What belongs to one is found by its folder, its bridge or its cgroup, so
-`close` can remove all of it, even if dockerd was killed before and its containers live on. Engines of a
-test run that was itself killed are removed by the next run.
+Many can run at the same time. The parts of an engine are found by its folder, bridge and cgroup, so `close`
+removes all of them, even if dockerd was killed and its containers still run. The engines of a test run that
+was killed are removed by the next run.
 """
 
 from __future__ import annotations
@@ -17,29 +17,32 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import docker
 import psutil
 from docker.tls import TLSConfig
 from docker_hosts import leftovers
-from docker_hosts.bridge import make_bridge, networks_of, remove_bridge
+from docker_hosts.bridge import make_bridge, network_range, remove_bridge
 from docker_hosts.certificates import Certificates, make_certificates
 
+from gpu_flows.blocks import DockerHost
 from gpu_flows.bootstrap.local_stack import free_port
+from gpu_flows.common.files import write_atomically
 
-START_PATIENCE_S = 60.0
-STOP_PATIENCE_S = 60.0
+START_TIMEOUT_S = 60.0
+STOP_TIMEOUT_S = 60.0
 API_VERSION = "1.41"  # of Docker 20.10, the oldest that we run
 CAP_SYS_ADMIN = 21
 PREFIX = "gfd-"  # folders start with it; short, as a socket's path may have 107 characters only
 
 
 class DaemonError(RuntimeError):
-    """An engine did not do what it was asked; the message has the end of its log."""
+    """An engine did not start or stop; the message has the end of its log."""
 
 
 def can_run() -> str:
-    """Why no engine can run here, or nothing if one can."""
+    """Return why no engine can run here; empty if one can."""
     if sys.platform != "linux":
         return "Docker engines run on Linux only."
     if os.geteuid() != 0:
@@ -61,13 +64,13 @@ def can_run() -> str:
 
 
 class Daemon:
-    """One engine. Use as a context manager: entering starts it, leaving removes all of it.
+    """One engine: a context manager that starts it, and removes all its parts at the end.
 
     `tls` and `tcp` open a second listener on 127.0.0.1; `path_prefix` is searched for executables (such as
-    nvidia-container-runtime-hook) before all else; `runtimes` are added by name; `options` are passed on.
+    nvidia-container-runtime-hook) first; `runtimes` are added by name; `options` are passed on.
     `in_memory` keeps images and containers in memory: big images load many times faster, but what a container
     writes to its own file system counts as its memory. `shutdown_s` is how long dockerd waits for its
-    containers when it is told to stop.
+    containers when it stops.
     """
 
     def __init__(
@@ -93,13 +96,13 @@ class Daemon:
         self._path_prefix, self._runtimes = path_prefix, dict(runtimes or {})
         self._options, self._shutdown_s = tuple(options), shutdown_s
         self._process: subprocess.Popen[bytes] | None = None
-        self._note()
+        self._write_note()
         (self.folder / "data").mkdir()
         if in_memory:
             tmpfs = ["mount", "-t", "tmpfs", "-o", "mode=711", self.folder.name, f"{self.folder}/data"]
             subprocess.run(tmpfs, check=True)
         self.bridge, self.gateway = make_bridge()  # both empty where none can be made
-        self._note()
+        self._write_note()
 
     # -- addresses ----------------------------------------------------------------------------
 
@@ -109,36 +112,57 @@ class Daemon:
 
     @property
     def tcp_url(self) -> str:
-        """Of the second listener, with TLS or without; nothing if there is none."""
+        """The address of the second listener; empty if there is none."""
         return f"tcp://127.0.0.1:{self.port}" if self.port else ""
 
     def client(self, timeout_s: int = 60) -> docker.DockerClient:
         return docker.DockerClient(base_url=self.url, timeout=timeout_s)
 
     def tcp_client(self, timeout_s: int = 60) -> docker.DockerClient:
-        """Over the second listener, with the client's certificate if it asks for one."""
-        known = self.certificates
-        tls = TLSConfig((str(known.cert), str(known.key)), str(known.ca), verify=True) if known else False
-        # Named, as to ask for the version is a first call, before the environment's REQUESTS_CA_BUNDLE, which
-        # beats the authority given here, can be told to stay away.
+        """Return a client of the second listener, with the client's certificate if it uses TLS."""
+        files = self.certificates
+        tls = TLSConfig((str(files.cert), str(files.key)), str(files.ca), verify=True) if files else False
+        # The version is given because the client would ask for it, before trust_env can be turned off: a
+        # REQUESTS_CA_BUNDLE in the environment replaces the authority given here.
         client = docker.DockerClient(base_url=self.tcp_url, tls=tls, timeout=timeout_s, version=API_VERSION)
         client.api.trust_env = False
         return client
 
-    # -- life ---------------------------------------------------------------------------------
+    def settings(self, name: str = "host", **settings: Any) -> DockerHost:
+        """Return the settings of a host with this engine and 4 devices."""
+        return DockerHost(name=name, url=self.url, gpus=4, **settings)
+
+    # -- containers and images ----------------------------------------------------------------
+
+    def list_containers(self) -> dict[str, str]:
+        """Return the ids of all containers, by name."""
+        containers = self.client().containers.list(all=True, ignore_removed=True)
+        return {container.name: container.id for container in containers}
+
+    def inspect(self, container: str) -> dict[str, Any]:
+        return dict(self.client().api.inspect_container(container))
+
+    def commit_image(self, tag: str, *changes: str) -> str:
+        """Create an image: the bare one with these changes, in the language of Dockerfiles."""
+        container = self.client().containers.create("bare:test")
+        container.commit(*tag.split(":"), changes=list(changes))
+        container.remove()
+        return tag
+
+    # -- start and stop -----------------------------------------------------------------------
 
     @property
     def pid(self) -> int:
-        """Of dockerd, 0 if it does not run."""
+        """The process id of dockerd; 0 if it does not run."""
         return self._process.pid if self._process is not None and self._process.poll() is None else 0
 
     def start(self) -> None:
         """Start dockerd, or start it again, and wait until it answers."""
         assert not self.pid, f"{self.name} runs already"
         environment = {**os.environ, "PATH": _search_path(self._path_prefix)}
-        # dockerd reads these, and would dial a proxy or a notify socket that is not meant for it.
-        for theirs in ("NOTIFY_SOCKET", "LISTEN_FDS", "LISTEN_PID", "DOCKER_HOST"):
-            environment.pop(theirs, None)
+        # dockerd reads these variables of systemd and the client, which are not meant for it.
+        for name in ("NOTIFY_SOCKET", "LISTEN_FDS", "LISTEN_PID", "DOCKER_HOST"):
+            environment.pop(name, None)
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 self._command(),
@@ -146,17 +170,17 @@ class Daemon:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                start_new_session=True,  # Ctrl-C is for pytest, which then closes the engines in order
+                start_new_session=True,  # Ctrl-C reaches only pytest, which then closes the engines
             )
-        self._note()
+        self._write_note()
         self._await_answer()
 
     def stop(self) -> None:
-        """As `systemctl stop docker` does: containers are stopped first, then dockerd and containerd end."""
+        """Stop like `systemctl stop docker`: first the containers, then dockerd and containerd."""
         self._end(signal.SIGTERM)
 
     def kill(self) -> None:
-        """As a crash: dockerd and its containerd are gone at once, what runs in containers runs on."""
+        """Crash: kill dockerd and its containerd. The processes in containers go on running."""
         self._end(signal.SIGKILL)
 
     def restart(self) -> None:
@@ -164,7 +188,7 @@ class Daemon:
         self.start()
 
     def close(self) -> None:
-        """Remove all that this engine ever made. May be called in any state, and twice."""
+        """Remove everything of this engine. May be called in any state, and repeatedly."""
         if self.pid:
             self.kill()
         _remove(self.folder)
@@ -180,10 +204,10 @@ class Daemon:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    # -- inside -------------------------------------------------------------------------------
+    # -- internals ----------------------------------------------------------------------------
 
     def _command(self) -> list[str]:
-        (self.folder / "daemon.json").write_text("{}")  # or dockerd reads the machine's /etc/docker
+        (self.folder / "daemon.json").write_text("{}")  # otherwise dockerd reads /etc/docker/daemon.json
         command = ["dockerd", "--config-file", f"{self.folder}/daemon.json", "--host", self.url]
         command += ["--data-root", f"{self.folder}/data", "--exec-root", f"{self.folder}/exec"]
         command += [
@@ -193,26 +217,26 @@ class Daemon:
             storage_driver(self.folder),
         ]
         command += ["--exec-opt", "native.cgroupdriver=cgroupfs", "--cgroup-parent", self.cgroup]
-        # The firewall and the routing of the machine stay as they are: containers reach the gateway only.
+        # Leave the firewall and routing of the machine unchanged: containers reach only the gateway.
         command += ["--bridge", self.bridge or "none", "--iptables=false", "--ip6tables=false"]
         command += ["--ip-forward=false", "--ip-masq=false"]
-        if self.gateway:  # networks that tests make, apart from those of other engines
-            command += ["--default-address-pool", f"base={networks_of(self.gateway)},size=28"]
+        if self.gateway:  # networks of tests must not overlap with those of other engines
+            command += ["--default-address-pool", f"base={network_range(self.gateway)},size=28"]
         command += ["--shutdown-timeout", str(self._shutdown_s)]
         if self.port:
             command += ["--host", self.tcp_url]
         if self.certificates:
-            known = self.certificates
-            command += ["--tlsverify", "--tlscacert", str(known.ca)]
-            command += ["--tlscert", str(known.server_cert), "--tlskey", str(known.server_key)]
+            files = self.certificates
+            command += ["--tlsverify", "--tlscacert", str(files.ca)]
+            command += ["--tlscert", str(files.server_cert), "--tlskey", str(files.server_key)]
         elif self.port:
-            command += ["--tls=false"]  # said aloud, or dockerd sleeps for 15 s to make us think again
+            command += ["--tls=false"]  # without this option dockerd waits for 15 s, as a warning
         for name, path in self._runtimes.items():
             command += ["--add-runtime", f"{name}={path}"]
         return [*command, *self._options]
 
     def _await_answer(self) -> None:
-        deadline = time.monotonic() + START_PATIENCE_S
+        deadline = time.monotonic() + START_TIMEOUT_S
         while True:
             try:
                 client = docker.DockerClient(base_url=self.url, timeout=5, version=API_VERSION)
@@ -232,14 +256,14 @@ class Daemon:
         process = self._process
         if process is None:
             return
-        theirs = _containerd_of(process.pid)
+        containerd = _find_containerd(process.pid)
         process.send_signal(how)
         try:
-            process.wait(self._shutdown_s + STOP_PATIENCE_S)
+            process.wait(self._shutdown_s + STOP_TIMEOUT_S)
         except subprocess.TimeoutExpired as error:
             raise DaemonError(f"{self.name} does not stop. {self._end_of_log()}") from error
-        leftovers.gone(theirs, patience_s=STOP_PATIENCE_S)  # containerd dies with its dockerd, a moment later
-        # By this file the next dockerd would take a zombie that nobody has reaped for a containerd that runs.
+        leftovers.wait_for_end(containerd, STOP_TIMEOUT_S)  # it ends shortly after dockerd
+        # By this file the next dockerd would take a zombie for a running containerd.
         (self.folder / "exec/containerd/containerd.pid").unlink(missing_ok=True)
         self._process = None
 
@@ -247,29 +271,27 @@ class Daemon:
         lines = self.log.read_text(errors="replace").splitlines() if self.log.exists() else []
         return "\n".join([f"The end of {self.log}:", *lines[-25:]])
 
-    def _note(self) -> None:
-        """What the next test run must know if this one is killed."""
-        known = {
+    def _write_note(self) -> None:
+        """Record what the next test run must know to clean up if this one is killed."""
+        note = {
             "owner": _identity(os.getpid()),
             "dockerd": _identity(self._process.pid) if self._process else None,
             "bridge": getattr(self, "bridge", ""),
         }
-        new = self.folder / "note.new"
-        new.write_text(json.dumps(known))
-        os.replace(new, self.folder / "note.json")
+        write_atomically(self.folder / "note.json", json.dumps(note))
 
 
 def storage_driver(folder: Path) -> str:
-    """overlay2 where the file system allows it: tried, as being on an overlay itself is not the only reason
-    why it may not."""
-    with tempfile.TemporaryDirectory(dir=folder) as tried:
+    """Return overlay2 if the file system allows it, else vfs. A trial mount decides, as there are several
+    reasons why it may not work."""
+    with tempfile.TemporaryDirectory(dir=folder) as trial:
         for name in ("lower", "upper", "work", "merged"):
-            os.mkdir(f"{tried}/{name}")
-        layers = f"lowerdir={tried}/lower,upperdir={tried}/upper,workdir={tried}/work"
-        mount = ["mount", "-t", "overlay", "overlay", "-o", layers, f"{tried}/merged"]
+            os.mkdir(f"{trial}/{name}")
+        layers = f"lowerdir={trial}/lower,upperdir={trial}/upper,workdir={trial}/work"
+        mount = ["mount", "-t", "overlay", "overlay", "-o", layers, f"{trial}/merged"]
         works = subprocess.run(mount, capture_output=True).returncode == 0
         if works:
-            subprocess.run(["umount", f"{tried}/merged"], check=True)
+            subprocess.run(["umount", f"{trial}/merged"], check=True)
     return "overlay2" if works else "vfs"
 
 
@@ -279,21 +301,20 @@ def remove_abandoned() -> None:
         try:
             owner = json.loads((folder / "note.json").read_text())["owner"]
         except (OSError, ValueError, KeyError):
-            continue  # made this very moment, or half removed by another run
+            continue  # being created, or being removed by another run
         if _identity(owner[0]) != owner:
             _remove(folder)
 
 
 def _remove(folder: Path) -> None:
-    """Processes, then mounts, then the network and the files."""
+    """Remove the processes, then the mounts, then the network and the files."""
     try:
         known = json.loads((folder / "note.json").read_text())
     except (OSError, ValueError):
         known = {}
     dockerd = known.get("dockerd")
     if dockerd and _identity(dockerd[0]) == dockerd:
-        theirs = _containerd_of(dockerd[0])
-        leftovers.kill([psutil.Process(dockerd[0]), *theirs])
+        leftovers.kill([psutil.Process(dockerd[0]), *_find_containerd(dockerd[0])])
     leftovers.kill_shims(folder)
     leftovers.remove_cgroup(folder.name)
     bridges = {known.get("bridge", "")} | leftovers.bridges(folder)
@@ -303,7 +324,7 @@ def _remove(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def _containerd_of(dockerd: int) -> list[psutil.Process]:
+def _find_containerd(dockerd: int) -> list[psutil.Process]:
     try:
         return [p for p in psutil.Process(dockerd).children() if p.name() == "containerd"]
     except psutil.Error:
@@ -311,7 +332,7 @@ def _containerd_of(dockerd: int) -> list[psutil.Process]:
 
 
 def _identity(pid: int) -> list[float] | None:
-    """A process told apart from a later one of the same number."""
+    """Return what distinguishes the process from a later one with the same id; None if it does not run."""
     try:
         process = psutil.Process(pid)
         return None if process.status() == psutil.STATUS_ZOMBIE else [pid, process.create_time()]
@@ -320,7 +341,7 @@ def _identity(pid: int) -> list[float] | None:
 
 
 def _search_path(prefix: Path | None = None) -> str:
-    """dockerd lives in sbin, which is not on everybody's path."""
+    """Return a search path with the sbin folders, where dockerd is."""
 
     def parts() -> Iterator[str]:
         if prefix is not None:

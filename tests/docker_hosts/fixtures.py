@@ -1,31 +1,34 @@
-"""What the tests with Docker share: engines with an image in them, and a way from containers to Prefect."""
+"""Fixtures of the tests with Docker: engines with images, a registry, a way to reach Prefect."""
 
 from __future__ import annotations
 
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
+from docker.errors import APIError, NotFound
 from docker_hosts.daemon import Daemon, can_run
 from docker_hosts.images import bare_image, prefect_image
 from docker_hosts.lossy_proxy import LossyProxy
 from docker_hosts.registry import Registry, can_serve
 from docker_hosts.relay import Relay
 
+from gpu_flows.runtimes.docker import host_health
+
 BARE, PREFECT = "bare:test", "prefect:test"
 
 
 def need_engine() -> None:
-    """Skip the test, saying why, where no engine can run."""
+    """Skip the test, with the reason, where no engine can run."""
     _skip_or_fail(can_run())
 
 
 def _skip_or_fail(reason: str) -> None:
-    """In CI, what cannot be tested is a failure."""
+    """Skip the test for this reason, if there is one. In CI it fails instead."""
     if reason and os.environ.get("CI", "").lower() in ("true", "1"):
         pytest.fail(reason)
     if reason:
@@ -41,6 +44,19 @@ def engine() -> Iterator[Daemon]:
         yield daemon
 
 
+@pytest.fixture
+def clean_engine(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[None]:
+    """Check hosts often, and leave no container on the shared engine to the next test."""
+    monkeypatch.setattr(host_health, "CHECK_INTERVAL_S", 0.3)
+    yield
+    if "engine" in request.fixturenames:
+        for container in (
+            request.getfixturevalue("engine").client().containers.list(all=True, ignore_removed=True)
+        ):
+            with suppress(NotFound, APIError):
+                container.remove(force=True)
+
+
 @pytest.fixture(scope="module")
 def three_engines() -> Iterator[list[Daemon]]:
     """Three engines with the bare image, as three machines would have them."""
@@ -54,7 +70,7 @@ def three_engines() -> Iterator[list[Daemon]]:
 
 @pytest.fixture
 def new_engine() -> Iterator[Callable[..., Daemon]]:
-    """Makes engines with the bare image for one test, which may kill them as it likes."""
+    """A function that starts engines with the bare image for one test, which may kill them."""
     need_engine()
     with ExitStack() as opened:
 
@@ -68,7 +84,7 @@ def new_engine() -> Iterator[Callable[..., Daemon]]:
 
 @pytest.fixture(scope="session")
 def prefect_engine(image_cache: Path) -> Iterator[Daemon]:
-    """One engine with the bare image and the one that runs flows, for all the tests of this process."""
+    """One engine with the bare image and an image for flows, for all the tests of this process."""
     need_engine()
     with Daemon("prefect-engine", in_memory=True) as daemon:
         bare_image(daemon.client(), BARE)
@@ -78,7 +94,7 @@ def prefect_engine(image_cache: Path) -> Iterator[Daemon]:
 
 @pytest.fixture(scope="session")
 def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Registry]:
-    """A private registry without images; `push` puts some there."""
+    """A private registry without images."""
     _skip_or_fail(can_serve())
     with Registry(tmp_path_factory.mktemp("registry")) as opened:
         yield opened
@@ -86,7 +102,7 @@ def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Registry]:
 
 @pytest.fixture
 def lossy() -> Iterator[Callable[..., LossyProxy]]:
-    """Puts a bad line in front of an engine."""
+    """A function that puts a proxy which loses answers in front of an engine."""
     with ExitStack() as opened:
 
         def make(daemon: Daemon, probability: float, seed: int = 0) -> LossyProxy:
@@ -98,15 +114,15 @@ def lossy() -> Iterator[Callable[..., LossyProxy]]:
 
 @pytest.fixture(scope="session")
 def image_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where built images are kept: one folder for all the processes of a test run."""
+    """The folder of built images, shared by all processes of a test run."""
     base = tmp_path_factory.getbasetemp()
     return (base.parent if os.environ.get("PYTEST_XDIST_WORKER") else base) / "images"
 
 
 @pytest.fixture(scope="session")
 def reachable() -> Iterator[Callable[[str, Daemon], str]]:
-    """Turns the URL of something on this machine's loopback, such as `stack.api_url`, into one that
-    containers of this engine can reach."""
+    """A function that turns a URL on this machine's loopback, such as `stack.api_url`, into one that
+    containers of an engine can reach."""
     with ExitStack() as opened:
         relays: dict[tuple[int, str], Relay] = {}
 

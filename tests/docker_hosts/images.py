@@ -1,8 +1,8 @@
-"""Images made on the spot from what the machine has, as tests have no registry to pull from.
+"""Builds images from the files of this machine, because tests have no public registry to pull from.
 
-`bare_image` is a shell and little else, in a moment. `python_image` is the interpreter that runs the tests.
-`prefect_image` has Prefect and gpu-flows too, so that a flow can run in it. The big ones are written to a
-folder once, which processes may share, and loaded from there.
+`bare_image` has a shell and little else. `python_image` adds the interpreter that runs the tests, and
+`prefect_image` also Prefect and gpu-flows, so that a flow can run in it. The large images are written once
+to a folder, which processes may share, and loaded from there.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ LEFT_OUT_ENDINGS = {".pyi", ".pyx", ".pxd", ".c", ".h", ".a"}
 
 
 def bare_image(client: docker.DockerClient, tag: str = "bare:test") -> str:
-    """busybox, a user who is not root, and nothing else."""
+    """Load an image with busybox and a user that is not root, and return its tag."""
     file = io.BytesIO()
     with Archive(file) as tar:
         _add_bare(tar)
@@ -47,15 +47,8 @@ def bare_image(client: docker.DockerClient, tag: str = "bare:test") -> str:
 def python_image(
     client: docker.DockerClient, tag: str = "python:test", cache: Path | None = None, nvml: Path | None = None
 ) -> str:
-    """The bare image and Python; `nvml` is a stand-in for NVIDIA's library, put where the driver would."""
-
-    def write(tar: Archive) -> None:
-        _add_bare(tar)
-        _add_python(tar)
-        if nvml is not None:
-            _add_nvml(tar, nvml)
-
-    return _load_cached(client, tag, cache, "python-nvml" if nvml else "python", write)
+    """Load the bare image with Python. `nvml` is a stand-in for NVIDIA's library, at the driver's path."""
+    return _load_cached(client, tag, cache, "python", nvml, (_add_bare, _add_python))
 
 
 def prefect_image(
@@ -64,16 +57,8 @@ def prefect_image(
     cache: Path | None = None,
     nvml: Path | None = None,
 ) -> str:
-    """The image of Python with Prefect and gpu-flows: what `pip install gpu-flows` gives, nearly."""
-
-    def write(tar: Archive) -> None:
-        _add_bare(tar)
-        _add_python(tar)
-        _add_packages(tar)
-        if nvml is not None:
-            _add_nvml(tar, nvml)
-
-    return _load_cached(client, tag, cache, "prefect-nvml" if nvml else "prefect", write)
+    """Load the image of Python with Prefect and gpu-flows: nearly what `pip install gpu-flows` installs."""
+    return _load_cached(client, tag, cache, "prefect", nvml, (_add_bare, _add_python, _add_packages))
 
 
 # -- loading ----------------------------------------------------------------------------------
@@ -86,7 +71,7 @@ def _load(client: docker.DockerClient, tar: bytes | Path, tag: str) -> str:
         client.api.import_image_from_data(tar, repository, version, changes)
     else:
         client.api.import_image_from_file(str(tar), repository, version, changes)
-    client.images.get(tag)  # import answers with a stream in which an error is a line
+    client.images.get(tag)  # raises if the import failed: its answer is a stream that hides errors
     return tag
 
 
@@ -95,17 +80,21 @@ def _load_cached(
     tag: str,
     cache: Path | None,
     name: str,
-    write: Callable[[Archive], None],
+    nvml: Path | None,
+    parts: Iterable[Callable[[Archive], None]],
 ) -> str:
     with TemporaryDirectory() as own:
         folder = cache or Path(own)
         folder.mkdir(parents=True, exist_ok=True)
-        file = folder / f"{name}.tar"
-        with _locked(folder / f"{name}.lock"):
+        file = folder / f"{name}{'-nvml' if nvml else ''}.tar"
+        with _locked(file.with_suffix(".lock")):
             if not file.exists():
                 new = file.with_suffix(".new")
                 with new.open("wb") as content, Archive(content) as tar:
-                    write(tar)
+                    for add in parts:
+                        add(tar)
+                    if nvml is not None:
+                        _add_nvml(tar, nvml)
                 os.replace(new, file)
         return _load(client, file, tag)
 
@@ -117,7 +106,7 @@ def _locked(file: Path) -> Iterator[None]:
         yield
 
 
-# -- what is in them --------------------------------------------------------------------------
+# -- contents ---------------------------------------------------------------------------------
 
 
 def _add_bare(tar: Archive) -> None:
@@ -145,7 +134,7 @@ def _add_bare(tar: Archive) -> None:
 
 
 def _add_python(tar: Archive) -> None:
-    """The interpreter under this virtual environment, where it lies here; only there it finds its library."""
+    """Add the interpreter of this virtual environment under the same path, where it finds its library."""
     binary = Path(getattr(sys, "_base_executable", sys.executable)).resolve()
     library = Path(sysconfig.get_path("stdlib"))
     tar.file(binary)
@@ -153,17 +142,19 @@ def _add_python(tar: Archive) -> None:
         tar.link(f"usr/local/bin/{name}", str(binary))
     modules = list((library / "lib-dynload").glob("*.so"))
     for file in _files_below(library, NOT_NEEDED):
-        if ".opt-" not in file.name and not file.match("config-*/*"):  # compiled for -O; to build Python with
+        if ".opt-" not in file.name and not file.match(
+            "config-*/*"
+        ):  # neither bytecode for -O nor build files
             tar.file(file)
     for shared in _libraries([binary, *modules]):
         tar.file(shared)
 
 
 def _add_packages(tar: Archive) -> None:
-    ask = "import site; print(site.getsitepackages()[0])"
+    code = "import site; print(site.getsitepackages()[0])"
     binary = str(Path(getattr(sys, "_base_executable", sys.executable)).resolve())
     target = Path(
-        subprocess.run([binary, "-c", ask], check=True, capture_output=True, text=True).stdout.strip()
+        subprocess.run([binary, "-c", code], check=True, capture_output=True, text=True).stdout.strip()
     )
     compiled = []
     for name in sorted(_requirements("gpu-flows")):
@@ -176,17 +167,17 @@ def _add_packages(tar: Archive) -> None:
     for shared in _libraries(compiled):
         if not shared.is_relative_to(sys.prefix):
             tar.file(shared)
-    # This checkout: its rooms are links to folders next to it, which the walk follows.
+    # This checkout: some packages are links to folders next to gpu_flows, which the walk follows.
     for file in _files_below(CHECKOUT / "gpu_flows", {"__pycache__"}):
         tar.file(file.resolve(), str(target / file.relative_to(CHECKOUT)))
     for entry in distribution("gpu-flows").files or ():
-        if entry.parent.suffix == ".dist-info":  # Prefect finds our plugin by it
+        if entry.parent.suffix == ".dist-info":  # it registers our plugin with Prefect
             tar.file(Path(str(entry.locate())), str(target / entry))
 
 
 def _runs_in_a_job(file: PurePath) -> bool:
-    """Whether a package may need this file of it, rather than its developers or Prefect's server."""
-    outside = ".." in file.parts  # commands, in the environment's bin, with its Python in the first line
+    """Whether a job may need the file. Developers and Prefect's server need further ones."""
+    outside = ".." in file.parts  # commands in the environment's bin, whose first line names its Python
     needless = str(file).startswith(LEFT_OUT_FOLDERS) or "tests" in file.parts[:-1]
     return not (outside or needless or file.suffix in LEFT_OUT_ENDINGS)
 
@@ -198,35 +189,35 @@ def _add_nvml(tar: Archive, library: Path) -> None:
 
 
 def _requirements(of: str) -> set[str]:
-    """All that a package needs, and what that needs, without the package itself."""
+    """Return the names of all direct and indirect requirements of a package."""
     found: set[str] = set()
-    open_ends = [(of, frozenset([""]))]
-    while open_ends:
-        package, extras = open_ends.pop()
+    unresolved = [(of, frozenset([""]))]
+    while unresolved:
+        package, extras = unresolved.pop()
         for line in distribution(package).requires or ():
             needed = Requirement(line)
             applies = needed.marker is None or any(needed.marker.evaluate({"extra": e}) for e in extras)
             if applies and (name := canonicalize_name(needed.name)) not in found | LEFT_OUT:
                 found.add(name)
-                open_ends.append((name, frozenset(["", *needed.extras])))
+                unresolved.append((name, frozenset(["", *needed.extras])))
     return found
 
 
 def _libraries(binaries: Iterable[Path]) -> list[Path]:
-    """The shared libraries that these need and the loader that finds them, by the paths it looks at."""
+    """Return the shared libraries that these binaries need, with the loader, by the paths it searches."""
     found: set[Path] = set()
     names = [str(binary) for binary in binaries]
     answer = subprocess.run(["ldd", *names], capture_output=True, text=True).stdout if names else ""
     for line in answer.splitlines():
-        words = line.split()
-        path = words[2] if "=>" in words and len(words) > 2 else words[0] if words else ""
+        fields = line.split()
+        path = fields[2] if "=>" in fields and len(fields) > 2 else fields[0] if fields else ""
         if path.startswith("/") and not path.endswith(":"):
             found.add(Path(path))
     return sorted(found)
 
 
 def _files_below(folder: Path, without: set[str]) -> Iterator[Path]:
-    for place, folders, files in os.walk(folder, followlinks=True):
+    for parent, folders, files in os.walk(folder, followlinks=True):
         folders[:] = sorted(name for name in folders if name not in without)
         for name in sorted(files):
-            yield Path(place) / name
+            yield Path(parent) / name

@@ -6,23 +6,24 @@ import os
 import re
 import signal
 import subprocess
-import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
 import psutil
 
-PATIENCE_S = 20.0
+from gpu_flows.common.retry import wait_until
+
+TIMEOUT_S = 20.0  # what cannot be removed must not block the tests
 SHIM_SOCKETS = Path("/run/containerd/s")
 
 
 def kill_shims(folder: Path) -> None:
-    """The shims of an engine that lives in this folder: each watches one container, and outlives dockerd."""
+    """Kill the shims of the engine in this folder. Each runs one container, and outlives dockerd."""
     address = str(folder / "exec/containerd/containerd.sock")
     sockets = [note.read_text() for note in folder.glob("exec/containerd/daemon/*/moby/*/address")]
     kill(process for process in psutil.process_iter() if address in _arguments(process))
-    for socket in sockets:  # they are outside of the folder
+    for socket in sockets:  # outside of the folder
         path = Path(socket.strip().removeprefix("unix://"))
         if path.parent == SHIM_SOCKETS:
             path.unlink(missing_ok=True)
@@ -44,11 +45,11 @@ def remove_cgroup(name: str) -> None:
                     below.rmdir()
         return not any(root.exists() for root in roots)
 
-    _wait(empty)
+    wait_until(empty, TIMEOUT_S, every_s=0.01)
 
 
 def bridges(folder: Path) -> set[str]:
-    """The bridges of the networks that tests made in this engine, out of its own database."""
+    """Return the bridges of the networks that tests created in this engine, from the engine's database."""
     try:
         database = (folder / "data/network/files/local-kv.db").read_bytes()
     except OSError:
@@ -57,7 +58,7 @@ def bridges(folder: Path) -> set[str]:
 
 
 def unmount(folder: Path) -> None:
-    """What is mounted on the folder or below it, the last mounted first."""
+    """Unmount what is mounted on the folder or below it, in reverse order."""
 
     def nothing_left() -> bool:
         fields = [line.split() for line in Path("/proc/self/mountinfo").read_text().splitlines()]
@@ -66,22 +67,22 @@ def unmount(folder: Path) -> None:
             subprocess.run(["umount", "--lazy", point], capture_output=True)
         return not points
 
-    _wait(nothing_left)
+    wait_until(nothing_left, TIMEOUT_S, every_s=0.01)
 
 
 def kill(processes: Iterable[psutil.Process]) -> None:
-    """At once, and wait until they are gone."""
+    """Kill the processes and wait until they have ended."""
     killed = list(processes)
     for process in killed:
         with suppress(psutil.Error):
             process.kill()
-    gone(killed, PATIENCE_S)
+    wait_for_end(killed)
 
 
-def gone(processes: Iterable[psutil.Process], patience_s: float) -> None:
-    """Wait until these ended. One that ended and that nobody asked for is a zombie, which is as good."""
+def wait_for_end(processes: Iterable[psutil.Process], timeout_s: float = TIMEOUT_S) -> None:
+    """Wait until these processes have ended. A zombie counts as ended."""
     waited_for = list(processes)
-    _wait(lambda: not any(_runs(process) for process in waited_for), patience_s)
+    wait_until(lambda: not any(_runs(process) for process in waited_for), timeout_s, every_s=0.01)
 
 
 def _runs(process: psutil.Process) -> bool:
@@ -106,15 +107,8 @@ def _processes_in(cgroup: Path) -> list[int]:
 
 
 def _thaw(cgroup: Path) -> None:
-    """A paused container dies only when it runs again."""
+    """Resume a paused container: signals reach it only then."""
     for file, thawed in (("freezer.state", "THAWED"), ("cgroup.freeze", "0")):
         with suppress(OSError):
             if (cgroup / file).exists():
                 (cgroup / file).write_text(thawed)
-
-
-def _wait(done: Callable[[], bool], patience_s: float = PATIENCE_S) -> None:
-    """Until it is done, or for as long as it is worth: what cannot be removed must not hang the tests."""
-    deadline = time.monotonic() + patience_s
-    while not done() and time.monotonic() < deadline:
-        time.sleep(0.01)

@@ -1,8 +1,8 @@
-"""A bad line to an engine: calls arrive and are carried out, but some answers never come back.
+"""A proxy in front of an engine: every call is carried out, but some answers are lost.
 
-The proxy listens on a unix socket of its own. It reads each call and its whole answer, and then, with a
-given probability, hangs up instead of handing the answer over. Whoever called cannot know whether the call
-was carried out; it was. Streams (logs, events, wait, attach and the like) pass untouched.
+The proxy listens on a unix socket. It reads each call and its whole answer, and then, with a given
+probability, closes the connection instead of returning the answer. The caller cannot know whether the call
+was carried out; it was. Streams (logs, events, wait, attach and similar calls) pass unchanged.
 """
 
 from __future__ import annotations
@@ -10,26 +10,24 @@ from __future__ import annotations
 import random
 import re
 import socket
-import threading
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 from urllib.parse import parse_qs, urlsplit
 
-# Calls whose answer comes bit by bit, or whose connection turns into something else.
+from docker_hosts.proxy import Proxy, carry_both_ways
+
+# Calls whose answer is a stream, or whose connection is upgraded to another protocol.
 STREAMS = re.compile(
     r"/(events|build|session|containers/[^/]+/(logs|attach|attach/ws|wait|export)"
     r"|exec/[^/]+/start|images/(create|load|get|.+/(push|get)))$"
 )
 
 
-class LossyProxy:
-    """Works from the moment it is made until it is closed. All but `url` may be changed or read at any time.
-
-    `probability` is how likely an answer is lost; `only` may spare calls, by method and path;
-    `lost` are the calls whose answer was lost, `passed` counts the others, streams left out.
-    """
+class LossyProxy(Proxy):
+    """`probability` is how likely an answer is lost, and `only` selects calls, by method and path. Both may
+    be changed at any time. `lost` are the calls whose answer was lost; `passed` counts the other ones,
+    without streams."""
 
     def __init__(
         self,
@@ -44,72 +42,40 @@ class LossyProxy:
         self.passed = 0
         self._path, self._engine = listen, engine
         self._chance = random.Random(seed)
-        self._lock = threading.Lock()
-        self._open: set[socket.socket] = set()
-        self._closed = False
-        self._listener = socket.socket(socket.AF_UNIX)
-        self._listener.bind(str(listen))
-        self._listener.listen(128)
-        threading.Thread(target=self._accept, name="lossy-proxy", daemon=True).start()
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind(str(listen))
+        listener.listen(128)
+        super().__init__(listener)
 
     @property
     def url(self) -> str:
         return f"unix://{self._path}"
 
     def close(self) -> None:
-        with self._lock:
-            self._closed = True
-            ends = [self._listener, *self._open]
-        for end in ends:
-            _hang_up(end)
+        super().close()
         self._path.unlink(missing_ok=True)
 
-    def __enter__(self) -> LossyProxy:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    # -- one connection -----------------------------------------------------------------------
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                caller, _ = self._listener.accept()
-            except OSError:
-                return  # closed
-            threading.Thread(target=self._serve, args=(caller,), daemon=True).start()
-
-    def _serve(self, caller: socket.socket) -> None:
+    def _connect(self) -> socket.socket:
         engine = socket.socket(socket.AF_UNIX)
-        with self._lock:
-            self._open |= {caller, engine}
-            closed = self._closed
-        try:
-            if not closed:
-                engine.connect(str(self._engine))
-                calls, answers = caller.makefile("rb"), engine.makefile("rb")
-                while self._pass_one_call(caller, calls, engine, answers):
-                    pass
-        except (OSError, ValueError):
-            pass  # one of the two hung up, and so do we
-        finally:
-            _hang_up(caller)
-            _hang_up(engine)
-            with self._lock:
-                self._open -= {caller, engine}
+        engine.connect(str(self._engine))
+        return engine
+
+    def _carry(self, caller: socket.socket, target: socket.socket) -> None:
+        calls, answers = caller.makefile("rb"), target.makefile("rb")
+        while self._pass_one_call(caller, calls, target, answers):
+            pass
 
     def _pass_one_call(
         self, caller: socket.socket, calls: BinaryIO, engine: socket.socket, answers: BinaryIO
     ) -> bool:
-        """Whether another call may follow on these connections."""
+        """Pass one call and its answer on. Returns whether another call may follow on these connections."""
         first, headers, head = _read_head(calls)
         if not head:
             return False
         method, target, _ = first.split(" ", 2)
         engine.sendall(head)
         if _is_stream(target, headers):
-            _both_ways(caller, calls, engine, answers)
+            carry_both_ways(caller, calls, engine, answers)
             return False
         _copy_body(headers, calls, engine.sendall)
         while True:
@@ -119,7 +85,7 @@ class LossyProxy:
             code = int(status.split(" ")[1])
             if code >= 200:
                 break
-            caller.sendall(head)  # 100 Continue, and the like
+            caller.sendall(head)  # such as 100 Continue
         answer = bytearray(head)
         if method != "HEAD" and code not in (204, 304):
             _copy_body(headers, answers, answer.extend, until_end=True)
@@ -138,7 +104,7 @@ class LossyProxy:
         return lost
 
 
-# -- HTTP, as much of it as dockerd and its clients speak -------------------------------------
+# -- the part of HTTP that dockerd and its clients use ----------------------------------------
 
 
 def _is_stream(target: str, headers: dict[str, str]) -> bool:
@@ -150,7 +116,7 @@ def _is_stream(target: str, headers: dict[str, str]) -> bool:
 
 
 def _read_head(source: BinaryIO) -> tuple[str, dict[str, str], bytes]:
-    """The first line, the headers by lower-case name, and all of it as it came; empty at the end."""
+    """Return the first line, the headers by lower-case name, and all bytes; empty at the end."""
     head = bytearray()
     while line := source.readline():
         head += line
@@ -167,7 +133,7 @@ def _copy_body(
     write: Callable[[bytes], object],
     until_end: bool = False,
 ) -> None:
-    """What follows the headers. Without a length it is empty for a call, and for an answer all that comes."""
+    """Copy what follows the headers. Without a length, a call has no body; an answer lasts until its end."""
     if "chunked" in headers.get("transfer-encoding", "").lower():
         while True:
             size = source.readline()
@@ -190,29 +156,6 @@ def _copy(source: BinaryIO, write: Callable[[bytes], object], length: int) -> No
     while length:
         data = source.read(min(length, 65536))
         if not data:
-            raise ValueError("hung up in the middle")
+            raise ValueError("the connection ended inside a body")
         write(data)
         length -= len(data)
-
-
-def _both_ways(caller: socket.socket, calls: BinaryIO, engine: socket.socket, answers: BinaryIO) -> None:
-    """Until the engine has no more to say; what is read ahead in the files is not lost."""
-    up = threading.Thread(target=_pump, args=(calls, engine), daemon=True)
-    up.start()
-    _pump(answers, caller)
-    _hang_up(caller)
-    up.join()
-
-
-def _pump(source: BinaryIO, target: socket.socket) -> None:
-    with suppress(OSError, ValueError):
-        while data := source.read1(65536):  # type: ignore[attr-defined]
-            target.sendall(data)
-    with suppress(OSError):
-        target.shutdown(socket.SHUT_WR)
-
-
-def _hang_up(end: socket.socket) -> None:
-    with suppress(OSError):
-        end.shutdown(socket.SHUT_RDWR)
-    end.close()

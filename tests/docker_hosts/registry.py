@@ -1,6 +1,6 @@
-"""A private registry on this machine that asks for a password: Debian's docker-registry.
+"""A private registry on this machine that requires a password: Debian's docker-registry.
 
-Docker speaks plain HTTP with registries on 127.0.0.0/8, so it needs no certificate.
+Docker uses plain HTTP for registries on 127.0.0.0/8, so it needs no certificate.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import ctypes.util
 import os
 import shutil
 import subprocess
-import time
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -19,12 +18,13 @@ from pathlib import Path
 import docker
 
 from gpu_flows.bootstrap.local_stack import free_port
+from gpu_flows.common.retry import wait_until
 
-PATIENCE_S = 30.0
+START_TIMEOUT_S = 30.0
 
 
 def can_serve() -> str:
-    """Why no registry can run here, or nothing if one can."""
+    """Return why no registry can run here; empty if one can."""
     if shutil.which("docker-registry") is None:
         return "Not installed: docker-registry (apt-get install docker-registry)."
     if ctypes.util.find_library("crypt") is None:
@@ -33,8 +33,7 @@ def can_serve() -> str:
 
 
 class Registry:
-    """Use as a context manager: entering starts it, leaving stops it. Its images are in `folder`, and are
-    still there when it starts again."""
+    """A context manager that starts and stops a registry. Its images stay in `folder` for the next start."""
 
     def __init__(self, folder: Path, username: str = "reader", password: str = "open sesame") -> None:
         self.folder, self.username, self.password = folder, username, password
@@ -47,12 +46,12 @@ class Registry:
 
     @property
     def address(self) -> str:
-        """As it begins the names of its images."""
+        """The prefix of its images' names."""
         return f"127.0.0.1:{self.port}"
 
     @property
     def login(self) -> dict[str, str]:
-        """What the SDK's push and pull take as auth_config."""
+        """The auth_config of the SDK's push and pull."""
         return {"username": self.username, "password": self.password}
 
     def start(self) -> None:
@@ -61,17 +60,16 @@ class Registry:
             self._process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
             )
-        deadline = time.monotonic() + PATIENCE_S
-        while not self._lets_us_in():
-            if self._process.poll() is not None or time.monotonic() > deadline:
-                log_end = self.log.read_text(errors="replace")[-2000:]
-                self.stop()
-                raise RuntimeError(f"The registry does not answer. The end of {self.log}:\n{log_end}")
-            time.sleep(0.02)
+        process = self._process
+        wait_until(lambda: self._answers() or process.poll() is not None, START_TIMEOUT_S, every_s=0.02)
+        if not self._answers():
+            log_end = self.log.read_text(errors="replace")[-2000:]
+            self.stop()
+            raise RuntimeError(f"The registry does not answer. The end of {self.log}:\n{log_end}")
 
     def stop(self) -> None:
         if self._process is not None:
-            self._process.kill()  # it keeps nothing in memory that is worth waiting for
+            self._process.kill()  # it has no unsaved state
             self._process.wait()
             self._process = None
 
@@ -83,8 +81,8 @@ class Registry:
         self.stop()
 
     def push(self, client: docker.DockerClient, image: str, name: str = "") -> str:
-        """Push an image of this engine under a name of this registry, which is forgotten by the engine
-        again; the full name to pull it by."""
+        """Push an image of this engine, and return the full name to pull it by. The engine does not keep that
+        name."""
         reference = f"{self.address}/{name or image}"
         repository, _, tag = reference.rpartition(":")
         client.images.get(image).tag(repository, tag)
@@ -94,7 +92,7 @@ class Registry:
         client.images.remove(reference)
         return reference
 
-    def _lets_us_in(self) -> bool:
+    def _answers(self) -> bool:
         basic = base64.b64encode(f"{self.username}:{self.password}".encode()).decode()
         request = urllib.request.Request(
             f"http://{self.address}/v2/", headers={"Authorization": f"Basic {basic}"}
@@ -120,7 +118,8 @@ class Registry:
 
 
 def bcrypt(password: str) -> str:
-    """The only hash that the registry takes. Python's crypt is gone since 3.13; the system's is not."""
+    """Return the hash of a password, in the only form that the registry accepts. Python has no crypt since
+    3.13, so this calls the system's."""
     library = ctypes.CDLL(ctypes.util.find_library("crypt"))
     library.crypt.restype = ctypes.c_char_p
     salt = base64.b64encode(os.urandom(16), b"./").decode()[:21] + "."

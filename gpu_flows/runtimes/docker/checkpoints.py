@@ -1,16 +1,14 @@
-"""How a job's checkpoints get into its container, and from one container to the next.
+"""Makes a job's checkpoints available in its container, also when the job moves to another host.
 
-On a host whose files are the worker's, and under a shared root, the job's directory is mounted: all its
-attempts see the same one. Elsewhere it lies in the container. The container of an attempt that left is
-kept until the next one runs, and its checkpoints go straight over, host to host, through the worker's
-memory a piece at a time.
+On a host with the worker's files, and under a shared root, the job's checkpoint directory is mounted: all
+attempts see the same one. Otherwise the directory is inside the container. The container of a preempted
+attempt is then kept until the next attempt runs, and the checkpoints are copied from the old container to
+the new one, in pieces, through the worker's memory.
 """
 
 from __future__ import annotations
 
-import io
 import os
-import tarfile
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -19,32 +17,38 @@ from docker import APIClient
 from docker.errors import NotFound
 
 from gpu_flows.checkpoints import contract
+from gpu_flows.common.files import write_atomically
 from gpu_flows.runtimes.attempt_store import AttemptStore
-from gpu_flows.runtimes.base import Launch, Mount, NodeAway, Refused, attempt_id
-from gpu_flows.runtimes.docker import container as words
-from gpu_flows.runtimes.docker.host import Host, HostAway
-from gpu_flows.runtimes.docker.host_health import Served
-from gpu_flows.runtimes.docker.launching import insist, read
+from gpu_flows.runtimes.base import Launch, Mount, NodeUnreachable, Refused, attempt_id
+from gpu_flows.runtimes.docker.container_spec import CHECKPOINTS, container_name
+from gpu_flows.runtimes.docker.container_start import read_file
+from gpu_flows.runtimes.docker.host import Host, HostUnreachable
+from gpu_flows.runtimes.docker.host_health import MonitoredHost
+from gpu_flows.runtimes.docker.tar import make_tar
 
-_PARENT, _, _FOLDER = words.CHECKPOINTS.rpartition("/")
+_PARENT = CHECKPOINTS.rpartition("/")[0]
 
 
 def is_mounted(launch: Launch, host: Host) -> bool:
-    """Whether the container sees the very directory that the worker sees."""
+    """Whether the container sees the same checkpoint directory as the worker."""
     shared = launch.container is not None and launch.container.shares_checkpoints
     return bool(launch.checkpoints) and (shared or host.settings.is_here)
 
 
-def mount_of(launch: Launch, host: Host) -> Mount | None:
+def checkpoint_mounts(launch: Launch, host: Host) -> list[Mount]:
+    """Return the mount of the checkpoint directory; empty if it is not mounted on this host."""
     if not is_mounted(launch, host):
-        return None
-    open_up(launch)
-    return Mount(launch.checkpoints, words.CHECKPOINTS)
+        return []
+    _make_writable(launch)
+    return [Mount(launch.checkpoints, CHECKPOINTS)]
 
 
-def open_up(launch: Launch) -> None:
-    """Let whoever the image runs as write there; the folder above is the worker's alone. Refused if the
-    directory has become a link, by which a job could lead us anywhere."""
+def _make_writable(launch: Launch) -> None:
+    """Let any user of an image write to the directory. Its parent is open to the worker's user only.
+
+    Raises Refused if the directory is now a symbolic link: a job could have put one there to get at
+    other directories.
+    """
     try:
         directory = os.open(launch.checkpoints, os.O_DIRECTORY | os.O_NOFOLLOW)
     except OSError as error:
@@ -54,89 +58,89 @@ def open_up(launch: Launch) -> None:
     os.close(directory)
 
 
-class Checkpoints:
-    """Of jobs in containers. Who `comes_back` has left and will go on."""
+class CheckpointTransfer:
+    """Copies checkpoints between containers. `will_resume` states whether a job waits to run again."""
 
-    def __init__(self, attempt_store: AttemptStore, comes_back: Callable[[str], bool]) -> None:
-        self._attempt_store, self._comes_back = attempt_store, comes_back
+    def __init__(self, attempt_store: AttemptStore, will_resume: Callable[[str], bool]) -> None:
+        self._attempt_store, self._will_resume = attempt_store, will_resume
 
-    def are_needed_of(self, launch: Launch) -> bool:
-        """Whether the job will go on from what is in this container: it has left, and has not run since."""
-        later = range(launch.attempt + 1, self._attempt_store.attempts_of(launch.job.id) + 1)
-        since = any(self._attempt_store.has_started(attempt_id(launch.job.id, number)) for number in later)
-        return self._comes_back(launch.job.id) and not since
+    def needs_container(self, launch: Launch) -> bool:
+        """Whether a later attempt will copy the checkpoints out of this attempt's container."""
+        later = range(launch.attempt + 1, self._attempt_store.last_attempt(launch.job.id) + 1)
+        has_run_since = any(
+            self._attempt_store.has_started(attempt_id(launch.job.id, number)) for number in later
+        )
+        return self._will_resume(launch.job.id) and not has_run_since
 
-    def bring(
+    def prepare(
         self,
         launch: Launch,
         host: Host,
-        host_of: Callable[[str], Served | None],
+        find_host: Callable[[str], MonitoredHost | None],
         lost_after_s: float,
-        say: Callable[[str], None],
+        report: Callable[[str], None],
     ) -> None:
-        """Put what the attempt before kept into a container that has not started, unless both see the same
-        directory. A host that is away is waited for, until what lies there counts as lost. Blocks."""
-        mounted = is_mounted(launch, host)
-        if not mounted:
-            _make_room(host, launch)
-        else:
-            open_up(launch)  # once more, just before it is mounted
-        previous = self._former(launch)
-        served = host_of(previous.node) if previous else None
-        if previous is None or (served and mounted and is_mounted(previous, served.host)):
-            return
-        if served is None:
-            return say(f"Node {previous.node} is gone, with what it had saved; it starts from the beginning.")
-        try:
-            if served.pulse.silent_s() <= lost_after_s and _copy(previous, served.host, launch, host):
-                return say(f"Its checkpoints were brought over from host {served.host.name}.")
-        except HostAway as error:
-            raise NodeAway(f"its checkpoints are on host {served.host.name}: {error}") from error
-        say(f"What it had saved on host {served.host.name} is gone; it starts from the beginning.")
+        """Provide a container that has not started with the checkpoints of the previous attempt. Blocks.
 
-    def _former(self, launch: Launch) -> Launch | None:
-        """The last attempt of the job that ran in a container."""
+        Raises NodeUnreachable if the previous attempt's host does not answer, until it has been down for
+        `lost_after_s`: then its checkpoints count as lost.
+        """
+        mounted = is_mounted(launch, host)
+        if mounted:
+            _make_writable(launch)  # again, just before it is mounted
+        else:
+            _create_directory(host, launch)
+        previous = self._find_previous(launch)
+        source = find_host(previous.node) if previous else None
+        if previous is None or (source and mounted and is_mounted(previous, source.host)):
+            return
+        if source is None:
+            return report(
+                f"Node {previous.node} was removed together with the job's checkpoints; "
+                "the job starts from the beginning."
+            )
+        name = source.host.name
+        try:
+            if source.health.down_s() <= lost_after_s and _copy(previous, source.host, launch, host):
+                return report(f"The job's checkpoints were copied from host {name}.")
+        except HostUnreachable as error:
+            raise NodeUnreachable(f"its checkpoints are on host {name}: {error}") from error
+        report(f"The job's checkpoints on host {name} are lost; the job starts from the beginning.")
+
+    def _find_previous(self, launch: Launch) -> Launch | None:
+        """Return the job's last attempt that ran in a container."""
         for number in range(launch.attempt - 1, 0, -1):
             name = attempt_id(launch.job.id, number)
-            before = self._attempt_store.past(name) if self._attempt_store.has_started(name) else None
-            if before and before.container:
-                return before
+            earlier = self._attempt_store.load_ended(name) if self._attempt_store.has_started(name) else None
+            if earlier and earlier.container:
+                return earlier
         return None
 
 
-def _make_room(host: Host, launch: Launch) -> None:
-    """An empty directory."""
-    made = io.BytesIO()
-    with tarfile.open(fileobj=made, mode="w") as tar:
-        for folder, mode in ((_PARENT, 0o755), (words.CHECKPOINTS, 0o777)):
-            entry = tarfile.TarInfo(folder.lstrip("/"))
-            entry.type, entry.mode = tarfile.DIRTYPE, mode
-            tar.addfile(entry)
-    name = words.name_of(launch)
-    insist(lambda: host.ask(lambda api: api.put_archive(name, "/", made.getvalue())))
+def _create_directory(host: Host, launch: Launch) -> None:
+    tar = make_tar({}, {_PARENT: 0o755, CHECKPOINTS: 0o777})
+    host.retry_blocking(lambda api: api.put_archive(container_name(launch), "/", tar))
 
 
-def _copy(previous: Launch, there: Host, launch: Launch, here: Host) -> bool:
-    """From container to container. False if nothing is left of the previous."""
+def _copy(previous: Launch, source: Host, launch: Launch, target: Host) -> bool:
+    """Copy from container to container. Returns False if the previous container does not exist."""
 
-    def copy(source: APIClient) -> bool:
+    def copy(source_api: APIClient) -> bool:
         try:
-            pieces, _ = source.get_archive(words.name_of(previous), words.CHECKPOINTS, chunk_size=2**20)
+            pieces, _ = source_api.get_archive(container_name(previous), CHECKPOINTS, chunk_size=2**20)
         except NotFound:
             return False
-        return bool(here.ask(lambda api: api.put_archive(words.name_of(launch), _PARENT, pieces)))
+        return bool(
+            target.call_blocking(lambda api: api.put_archive(container_name(launch), _PARENT, pieces))
+        )
 
-    return insist(lambda: there.ask(copy))
+    return source.retry_blocking(copy)
 
 
 def fetch_journal(host: Host, launch: Launch) -> None:
-    """Put what the job told of its checkpoints where the worker looks for it. Blocks."""
-    path = f"{words.CHECKPOINTS}/{contract.JOURNAL}"
+    """Copy the journal of the job's checkpoints from the container to the worker's directory. Blocks."""
+    path = f"{CHECKPOINTS}/{contract.JOURNAL}"
     with suppress(NotFound, OSError):
-        text = host.ask(lambda api: read(api, launch, path, contract.MOST_READ))
-        # Made anew and renamed: an earlier attempt may have left a link in its place.
-        fresh = Path(launch.checkpoints, f"{contract.JOURNAL}.new")
-        fresh.unlink(missing_ok=True)
-        with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o644), "wb") as file:
-            file.write(text)
-        os.replace(fresh, Path(launch.checkpoints, contract.JOURNAL))
+        content = host.call_blocking(lambda api: read_file(api, launch, path, contract.MOST_READ))
+        # An earlier attempt may have left a symbolic link there, which must not be followed.
+        write_atomically(Path(launch.checkpoints, contract.JOURNAL), content)

@@ -1,17 +1,15 @@
-"""One Docker host: how it is reached, and in whose threads it is talked to.
+"""One Docker host: the connection to its engine, and the threads that call it.
 
-Docker's client blocks, and a host that has gone away blocks it for long. So every host has threads of
-its own, and no host keeps another waiting.
+Docker's client blocks, for a long time if the host does not answer. So every host has its own threads,
+and a slow host never delays the calls to another one.
 """
 
 from __future__ import annotations
 
 import asyncio
-import io
 import os
 import struct
-import tarfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from http.client import HTTPException
@@ -19,104 +17,127 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from gpu_flows.blocks.docker import DockerHost
+from gpu_flows.common.retry import Backoff, retry_blocking
 
-if TYPE_CHECKING:  # the library is loaded when the first host is asked
+if TYPE_CHECKING:  # the library takes long to import; it is loaded with the first call
     from docker import APIClient
 
 T = TypeVar("T")
-Access = Literal["nvidia", "cdi", "variable"]
+GpuAccess = Literal["nvidia", "cdi", "variable"]
 
-CALL_S, PULSE_S, CONNECT_S = 60.0, 5.0, 10.0
-KNOWN_API = "1.50"  # the newest version of Docker's API that this is written for
-AT_ONCE = 8  # calls to one host, and longer works
+CALL_S, HEALTH_CHECK_S, CONNECT_S = 60.0, 5.0, 10.0
+NEWEST_API = "1.50"  # the newest version of Docker's API that this code was written for
+THREADS = 8  # calls at the same time to one host; as many again for long operations
+BACKOFF = Backoff(first_s=0.05, factor=3.0, most_s=2.0, attempts=6)
 
 
-class HostAway(Exception):
-    """The host did not answer. What was asked of it may or may not have happened."""
+class HostUnreachable(Exception):
+    """The host did not answer. The request may or may not have been carried out."""
 
 
 class Host:
+    """Calls one host's engine. Docker's own errors (`docker.errors.APIError`) pass through."""
+
     def __init__(self, settings: DockerHost) -> None:
         self.settings = settings
         self.name = settings.name
-        self._clients: dict[float, APIClient] = {}  # by how long they wait for an answer
-        self._callers = ThreadPoolExecutor(AT_ONCE, thread_name_prefix=f"docker-{self.name}")
-        self._workers = ThreadPoolExecutor(AT_ONCE, thread_name_prefix=f"docker-{self.name}-long")
+        self._clients: dict[float, APIClient] = {}  # by timeout
+        self._callers = ThreadPoolExecutor(THREADS, thread_name_prefix=f"docker-{self.name}")
+        self._long_callers = ThreadPoolExecutor(THREADS, thread_name_prefix=f"docker-{self.name}-long")
         self._info: dict[str, Any] | None = None
 
-    def api(self, timeout_s: float = CALL_S) -> APIClient:
-        """A client that waits so long for an answer; connects if need be, and then two threads may both do
-        so: neither waits for the other, as the host may be away. To be called in a thread."""
-        client = self._clients.get(timeout_s)
-        return client or self._clients.setdefault(timeout_s, connect(self.settings, timeout_s))
+    async def call(self, request: Callable[[APIClient], T], timeout_s: float = CALL_S) -> T:
+        """Return the host's answer, without blocking the event loop. Raises HostUnreachable."""
+        call = partial(self.call_blocking, request, timeout_s)
+        return await asyncio.get_running_loop().run_in_executor(self._callers, call)
 
-    def ask(self, question: Callable[[APIClient], T], timeout_s: float = CALL_S) -> T:
-        """The host's answer; HostAway if there is none. Docker's own errors pass. Blocks."""
+    async def run_long(self, operation: Callable[[], T]) -> T:
+        """Run an operation that may block for minutes, such as an image pull, apart from other calls."""
+        return await asyncio.get_running_loop().run_in_executor(self._long_callers, operation)
+
+    def call_blocking(self, request: Callable[[APIClient], T], timeout_s: float = CALL_S) -> T:
+        """Return the host's answer. Raises HostUnreachable."""
         from docker.errors import APIError, DockerException
         from requests.exceptions import RequestException
         from urllib3.exceptions import HTTPError
 
-        # A stream that breaks off is told of by whoever was reading: requests, urllib3 or docker itself.
-        broken = (RequestException, DockerException, HTTPError, HTTPException, OSError, struct.error)
+        # A broken stream raises the error of the layer that was reading: requests, urllib3 or docker.
+        connection_errors = (
+            RequestException,
+            DockerException,
+            HTTPError,
+            HTTPException,
+            OSError,
+            struct.error,
+        )
         try:
-            return question(self.api(timeout_s))
+            return request(self.api(timeout_s))
         except APIError as error:
-            if error.status_code is not None and error.status_code >= 502:  # a proxy before it
-                raise HostAway(_in_a_line(error)) from error
+            if error.status_code is not None and error.status_code >= 502:  # a proxy in front of the engine
+                raise HostUnreachable(_summarize(error)) from error
             raise
-        except broken as error:
-            raise HostAway(_in_a_line(error)) from error
+        except connection_errors as error:
+            raise HostUnreachable(_summarize(error)) from error
 
-    async def call(self, question: Callable[[APIClient], T], timeout_s: float = CALL_S) -> T:
-        """`ask`, in one of the host's threads."""
-        ask = partial(self.ask, question, timeout_s)
-        return await asyncio.get_running_loop().run_in_executor(self._callers, ask)
+    def retry_blocking(self, request: Callable[[APIClient], T]) -> T:
+        """Return the host's answer, with a few retries while it is unreachable. The request may be carried
+        out more than once, so it must not matter if it is repeated."""
+        return retry_unreachable(lambda: self.call_blocking(request))
 
-    async def run(self, work: Callable[[], T]) -> T:
-        """Work that may block on this host for long, such as to pull an image; no call waits for it."""
-        return await asyncio.get_running_loop().run_in_executor(self._workers, work)
+    def api(self, timeout_s: float = CALL_S) -> APIClient:
+        """Return a client with this timeout, connected on first use. Blocks.
+
+        Two threads may both connect: a lock would make one wait for the other's timeout.
+        """
+        client = self._clients.get(timeout_s)
+        return client or self._clients.setdefault(timeout_s, connect(self.settings, timeout_s))
 
     def info(self) -> dict[str, Any]:
-        """What the engine says of itself; asked once. Blocks."""
+        """Return the engine's description of itself, read once. Blocks."""
         if self._info is None:
-            self._info = dict(self.ask(lambda api: api.info()))
+            self._info = dict(self.call_blocking(lambda api: api.info()))
         return self._info
 
-    def gpu_access(self) -> Access:
-        """How containers get at this host's GPUs: as its settings say, else by what it offers. Blocks."""
+    def gpu_access(self) -> GpuAccess:
+        """Return how containers get this host's GPUs: as configured, else by what it offers. Blocks."""
         if self.settings.gpu_access != "auto":
             return self.settings.gpu_access
         info = self.info()
-        found = (str(device.get("ID", "")) for device in info.get("DiscoveredDevices") or ())
-        if any(name.startswith("nvidia.com/gpu=") for name in found):
+        discovered = (str(device.get("ID", "")) for device in info.get("DiscoveredDevices") or ())
+        if any(name.startswith("nvidia.com/gpu=") for name in discovered):
             return "cdi"
-        return "nvidia" if "nvidia" in (info.get("Runtimes") or {}) else "variable"
+        return "nvidia" if "nvidia" in (info.get("RuntimeRouter") or {}) else "variable"
 
     def has_init(self) -> bool:
-        """Whether the engine brings a small first process, which reaps zombies and passes signals on."""
-        known = self.info().get("InitCommit") or {"ID": "N/A"}
-        return str(known.get("ID", "")) != "N/A"  # empty: it does not say which it is
+        """Whether the engine has an init process, which reaps zombies and forwards signals. Blocks."""
+        init = self.info().get("InitCommit") or {"ID": "N/A"}
+        return str(init.get("ID", "")) != "N/A"  # empty where the engine does not know its version
 
-    def forget_info(self) -> None:
-        """It went away and may come back another."""
+    def reset(self) -> None:
+        """Drop what is known of the engine: it may return with another version or other devices."""
         self._info, self._clients = None, {}
 
     def close(self) -> None:
-        for threads in (self._callers, self._workers):
+        for threads in (self._callers, self._long_callers):
             threads.shutdown(wait=False, cancel_futures=True)
         for client in list(self._clients.values()):
             client.close()
 
 
+def retry_unreachable(call: Callable[[], T]) -> T:
+    """Call until the host answers, a few times. Blocks."""
+    return retry_blocking(call, BACKOFF, lambda error: isinstance(error, HostUnreachable))
+
+
 def connect(host: DockerHost, timeout_s: float) -> APIClient:
-    """A client for the host. Asks it at once which version it speaks."""
-    first = _client(host, KNOWN_API, min(timeout_s, CONNECT_S))
+    """Return a client that uses the newest API version which both sides know. Blocks."""
+    first = _client(host, NEWEST_API, min(timeout_s, CONNECT_S))
     try:
-        spoken = str(first.version(api_version=False)["ApiVersion"])
+        offered = str(first.version(api_version=False)["ApiVersion"])
     finally:
         first.close()
-    known = min(spoken, KNOWN_API, key=lambda version: [int(part) for part in version.split(".")])
-    return _client(host, known, timeout_s)
+    version = min(offered, NEWEST_API, key=lambda version: [int(part) for part in version.split(".")])
+    return _client(host, version, timeout_s)
 
 
 def _client(host: DockerHost, version: str, timeout_s: float) -> APIClient:
@@ -125,7 +146,7 @@ def _client(host: DockerHost, version: str, timeout_s: float) -> APIClient:
 
     class Client(APIClient):
         def _disable_socket_timeout(self, socket: Any) -> None:
-            """Docker's client would wait for ever on a stream whose other end has vanished."""
+            """Keep the timeout: without it, a stream whose other end vanished would block for ever."""
 
     tls: TLSConfig | bool = False
     if host.tls_directory:
@@ -141,46 +162,28 @@ def _client(host: DockerHost, version: str, timeout_s: float) -> APIClient:
         version=version,
         timeout=timeout_s,  # type: ignore[arg-type]
         tls=tls,
-        max_pool_size=AT_ONCE,
+        max_pool_size=THREADS,
     )
     client.trust_env = False  # a REQUESTS_CA_BUNDLE in the environment would replace the host's own CA
     if over_ssh:
         from gpu_flows.runtimes.docker.ssh import SshAdapter
 
-        client.mount("http://", SshAdapter(host.url, timeout_s, AT_ONCE))
+        client.mount("http://", SshAdapter(host.url, timeout_s, THREADS))
     return client
 
 
 def _local_engine() -> str:
-    """This machine's. One that DOCKER_HOST names elsewhere is not: links would be followed on the wrong
-    machine, so it has to be listed as what it is."""
-    named = os.environ.get("DOCKER_HOST", "")
-    return named if named.startswith("unix:") else "unix:///var/run/docker.sock"
+    """Return the URL of this machine's engine.
+
+    A DOCKER_HOST that is not a local socket is ignored: mount rules follow symbolic links on the worker's
+    machine, so a remote engine must be configured as a remote host.
+    """
+    configured = os.environ.get("DOCKER_HOST", "")
+    return configured if configured.startswith("unix:") else "unix:///var/run/docker.sock"
 
 
-def archive(
-    files: Mapping[str, bytes],
-    folders: Iterable[str] = (),
-    secret: Mapping[str, tuple[int, int]] | None = None,
-) -> bytes:
-    """A tar of these files (paths without a leading slash). Those in `secret` are for their owner's eyes."""
-    made = io.BytesIO()
-    with tarfile.open(fileobj=made, mode="w") as tar:
-        for folder in folders:
-            entry = tarfile.TarInfo(folder)
-            entry.type, entry.mode = tarfile.DIRTYPE, 0o755
-            tar.addfile(entry)
-        for path, content in files.items():
-            entry = tarfile.TarInfo(path)
-            entry.size, entry.mode = len(content), 0o444
-            if secret and path in secret:
-                entry.mode, (entry.uid, entry.gid) = 0o400, secret[path]
-            tar.addfile(entry, io.BytesIO(content))
-    return made.getvalue()
-
-
-def _in_a_line(error: BaseException) -> str:
-    """The innermost cause is what people understand: connection refused, no such file ..."""
+def _summarize(error: BaseException) -> str:
+    """Return the innermost cause on one line: connection refused, no such file ..."""
     while cause := error.__cause__ or (None if error.__suppress_context__ else error.__context__):
         error = cause
     return " ".join(str(error).split())[:300] or type(error).__name__

@@ -1,7 +1,7 @@
 """Docker over ssh, as Docker's own client does it: each connection is `ssh MACHINE docker system dial-stdio`.
 
-The docker library's own way needs a second implementation of ssh, and waits for ever for a machine that
-is silent. Here ssh is the system's, with its keys and settings, and its ends are a socket with a timeout.
+The docker library needs a second implementation of ssh for this, and has no timeout for a machine that
+does not answer. This module runs the system's ssh, with its keys and settings, on a socket with a timeout.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from urllib3 import HTTPConnectionPool
 from urllib3.connection import HTTPConnection
 from urllib3.response import HTTPResponse
 
-PATIENCE_S = 2.0  # for the last words of an ssh that ended
+ERROR_OUTPUT_S = 2.0  # how long to wait for the error output of an ssh that ended
 
 
 class SshAdapter(HTTPAdapter):
-    """To be mounted on a session of requests: whatever its URLs say, they go to this machine."""
+    """An adapter for a session of `requests` that sends every request to one machine, whatever the URL."""
 
     def __init__(self, url: str, timeout_s: float, connections: int) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class SshAdapter(HTTPAdapter):
 class _Pool(HTTPConnectionPool):
     def __init__(self, url: str, timeout_s: float, connections: int) -> None:
         super().__init__("localhost", timeout=timeout_s, maxsize=connections)
-        self._command, self._timeout_s = command(url), timeout_s
+        self._command, self._timeout_s = ssh_command(url), timeout_s
 
     def _new_conn(self) -> HTTPConnection:
         return _Connection(self._command, self._timeout_s)
@@ -52,7 +52,7 @@ class _Pool(HTTPConnectionPool):
 class _Connection(HTTPConnection):
     def __init__(self, ssh: list[str], timeout_s: float) -> None:
         super().__init__("localhost", timeout=timeout_s)
-        self._command, self._last_words = ssh, b""
+        self._command, self._error_output = ssh, b""
         self._reader: threading.Thread | None = None
 
     def connect(self) -> None:
@@ -62,7 +62,7 @@ class _Connection(HTTPConnection):
             ssh = subprocess.Popen(
                 self._command, stdin=end, stdout=end, stderr=subprocess.PIPE, start_new_session=True
             )
-        self._reader = threading.Thread(target=self._see_off, args=(ssh,), daemon=True)
+        self._reader = threading.Thread(target=self._read_errors, args=(ssh,), daemon=True)
         self._reader.start()
         ours.settimeout(self.timeout if isinstance(self.timeout, (int, float)) else None)
         self.sock = ours
@@ -72,17 +72,17 @@ class _Connection(HTTPConnection):
             return super().getresponse()
         except (ConnectionError, http.client.HTTPException) as error:
             if self._reader:
-                self._reader.join(PATIENCE_S)
-            words = " ".join(self._last_words.decode(errors="replace").split())
-            raise ConnectionError(f"ssh: {words}" if words else str(error)) from None
+                self._reader.join(ERROR_OUTPUT_S)
+            reason = " ".join(self._error_output.decode(errors="replace").split())
+            raise ConnectionError(f"ssh: {reason}" if reason else str(error)) from None
 
-    def _see_off(self, ssh: subprocess.Popen[bytes]) -> None:
-        """It ends when its socket is closed, and its errors are kept until then."""
-        _, self._last_words = ssh.communicate()
+    def _read_errors(self, ssh: subprocess.Popen[bytes]) -> None:
+        """Collect what ssh prints as errors, until it ends because its socket was closed."""
+        _, self._error_output = ssh.communicate()
 
 
-def command(url: str) -> list[str]:
-    """What reaches the engine behind ssh://[USER@]MACHINE[:PORT]. Never asks a question."""
+def ssh_command(url: str) -> list[str]:
+    """Return the command that reaches the engine behind ssh://[USER@]MACHINE[:PORT]. It never prompts."""
     parts = urlsplit(url)
     options = ["-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "-o", "ServerAliveInterval=15"]
     user = ["-l", parts.username] if parts.username else []
