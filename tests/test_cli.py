@@ -13,9 +13,10 @@ from command_line.run import NOBODY, gpu_flows, refused
 from command_line.server import FakeServer
 from command_line.worker import device, serve_here, waiting_job
 
-from gpu_flows.cli import COMMANDS, load, parts
-from gpu_flows.cli.prefect_settings import page_of_run, setting
-from gpu_flows.cli.targets import parameters_of
+from gpu_flows.cli import COMMANDS, load
+from gpu_flows.cli.jobs.deployments import build_parameters
+from gpu_flows.cli.options import parse_assignments, parse_json_or_text
+from gpu_flows.cli.prefect_settings import build_run_url, read_setting
 
 pytest_plugins = ["command_line.fixtures"]
 pytestmark = pytest.mark.usefixtures("own_home")
@@ -97,8 +98,8 @@ def test_version() -> None:
         (["submit", "python", "train.py"], "gpu-flows submit -- python train.py"),
         (["submit", "train", "--", "true"], "not both"),
         (["submit", "--"], "no command after --"),
-        (["sql"], "Nothing is asked"),
-        (["sql", "select 1", "--file", "x.sql"], "Two questions"),
+        (["sql"], "No query is given"),
+        (["sql", "select 1", "--file", "x.sql"], "Two queries"),
         (["sql", "--file", "missing.sql"], "missing.sql"),
         (["sql", "select 1", "--json", "--csv"], "choose one"),
     ],
@@ -223,14 +224,14 @@ def test_the_server_is_found_where_prefect_finds_it(
         Path(path).write_text(text)
     api = Settings().api
     secret = {_PASSWORD: api.auth_string, "PREFECT_API_KEY": api.key}
-    assert setting(_URL) == (api.url or "")
-    assert {name: setting(name) for name in secret} == {
+    assert read_setting(_URL) == (api.url or "")
+    assert {name: read_setting(name) for name in secret} == {
         name: value.get_secret_value() if value else "" for name, value in secret.items()
     }
 
 
 def test_a_run_has_its_page_in_the_ui() -> None:
-    assert page_of_run("42") == "http://127.0.0.1:9/runs/flow-run/42"
+    assert build_run_url("42") == "http://127.0.0.1:9/runs/flow-run/42"
 
 
 # submit: what becomes of parameters
@@ -244,16 +245,16 @@ def test_parameters_reach_inside_the_one_model_that_has_them() -> None:
     schema = json.loads(parameter_schema(train).model_dump_json())
     deployment = {"parameter_openapi_schema": schema, "parameters": {"config": {"size": 3}}}
     reached = {"config": {"size": 3, "model": "cnn", "epochs": 2}}
-    assert parameters_of(deployment, {"model": "cnn", "config.epochs": 2}) == reached
-    assert parameters_of(deployment, {"config": {"model": "cnn"}}) == {"config": {"model": "cnn"}}
+    assert build_parameters(deployment, {"model": "cnn", "config.epochs": 2}) == reached
+    assert build_parameters(deployment, {"config": {"model": "cnn"}}) == {"config": {"model": "cnn"}}
     assert deployment["parameters"] == {"config": {"size": 3}}, "the deployment's own are left alone"
     with pytest.raises(Exception, match=r"no parameter 'modell'. It has: config"):
-        parameters_of(deployment, {"modell": "cnn"})
+        build_parameters(deployment, {"modell": "cnn"})
 
 
 def test_values_are_json_where_they_look_like_it() -> None:
     given = ["a=1", "b=true", "c=[1, 2]", "d=cnn", "e=x=y", 'f="1"', "g="]
-    assert parts.assignments(given, "--param", parts.json_or_text) == {
+    assert parse_assignments(given, "--param", parse_json_or_text) == {
         "a": 1,
         "b": True,
         "c": [1, 2],

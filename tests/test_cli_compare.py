@@ -13,7 +13,8 @@ from command_line.run import Said, gpu_flows, refused
 from command_line.study import simulate, write
 from rich.console import Console
 
-from gpu_flows.cli import inputs, parts
+from gpu_flows.cli import output
+from gpu_flows.cli.simulation import limits
 from gpu_flows.schedulers.simulation.optimum import Optimum
 from gpu_flows.schedulers.simulation.optimum import optimum as real_optimum
 
@@ -125,9 +126,9 @@ def test_compare_shows_who_finished_and_p90_if_there_is_room(
         return header(simulate(trace, "--policies", "fifo", command="compare"))
 
     assert shown()[:6] == ["policy", "finished", "makespan", "turnaround", "p50", "p90"]
-    monkeypatch.setattr(parts, "console", lambda: Console(width=130))
+    monkeypatch.setattr(output, "make_console", lambda: Console(width=130))
     assert shown()[:5] == ["policy", "makespan", "turnaround", "p50", "p99"]
-    monkeypatch.setattr(parts, "console", lambda: Console(width=80))
+    monkeypatch.setattr(output, "make_console", lambda: Console(width=80))
     assert shown() == ["policy", "fifo"]
 
 
@@ -173,7 +174,7 @@ def test_a_schedule_that_meets_the_lower_bound_needs_no_other_proof(
     def unsure(*arguments: Any) -> Optimum:
         return replace(real_optimum(*arguments), proven=False)
 
-    monkeypatch.setattr(inputs, "optimum", unsure)
+    monkeypatch.setattr(limits, "optimum", unsure)
     one = write(tmp_path / "one.csv", "job_id,submit_time,num_gpus,duration", "a,0,2,100")
     assert "optimum (no preemption)" in simulate(one, "--optimum").out
     assert "best found (no preemption)" in simulate(trace, "--optimum").out

@@ -20,9 +20,10 @@ from live import Pool
 
 from gpu_flows.blocks import GpuCluster
 from gpu_flows.bootstrap.local_stack import Stack, free_port
-from gpu_flows.cli import checks_docker, containers
-from gpu_flows.cli.checkup import Finding, Surroundings
-from gpu_flows.cli.pool_view import FORM
+from gpu_flows.cli.doctor.checks import CheckContext, Finding
+from gpu_flows.cli.doctor.docker_checks import check_docker
+from gpu_flows.cli.jobs import requests
+from gpu_flows.cli.jobs.pool_jobs import CONTAINER_FLOW
 from gpu_flows.prefect_api.container_request import FORM as FORM_OF_WORKER
 from gpu_flows.prefect_api.container_request import LAUNCHERS, Kind
 
@@ -35,7 +36,7 @@ MNIST = {
     "command": "python train.py --epochs 3",
     "required_gpus": 2,
 }
-SCHEMA = {"properties": {name: {} for name in containers.KEYS}}
+SCHEMA = {"properties": {name: {} for name in requests.KEYS}}
 CLUSTER_BLOCK = "/block_types/slug/gpu-cluster/block_documents/name/default"
 
 
@@ -143,7 +144,7 @@ def test_what_the_server_refuses_is_told_by_its_option(pool: FakeServer) -> None
     [
         (
             ["--mount", "/a:/b", "--", "true"],
-            "--mount is for jobs in containers.\nSay which one with --image",
+            "--mount is for jobs in containers.\nName the image with --image",
         ),
         (["--shm", "2", "--", "true"], "--shm is for jobs in containers"),
         (["--image", "i", "--pull", "sometimes"], "'sometimes' is none of if-not-present, always or never"),
@@ -190,13 +191,13 @@ def test_schedulearns_own_request_is_taken_as_it_is(pool: FakeServer) -> None:
 def test_types_are_known_however_they_are_spelled(said: str | None, launcher: str, tmp_path: Path) -> None:
     file = tmp_path / "job.json"
     file.write_text(json.dumps({**MNIST, "type": said}))
-    [order], _ = containers.read(file)
+    [order], _ = requests.read_requests(file)
     assert LAUNCHERS[order.parameters["type"]] == launcher
 
 
 def test_the_command_line_knows_what_the_worker_knows() -> None:
-    assert set(containers.TYPES.values()) == set(get_args(Kind)), "it does not import the flow, which is slow"
-    assert FORM == FORM_OF_WORKER
+    assert set(requests.TYPES.values()) == set(get_args(Kind)), "it does not import the flow, which is slow"
+    assert CONTAINER_FLOW == FORM_OF_WORKER
 
 
 def test_a_list_submits_them_all_and_answers_with_a_list(pool: FakeServer) -> None:
@@ -211,18 +212,18 @@ def test_a_list_submits_them_all_and_answers_with_a_list(pool: FakeServer) -> No
 @pytest.mark.parametrize(
     ("what", "says"),
     [
-        ("{", "job.json is no JSON"),
+        ("{", "job.json is not JSON"),
         ([], "empty list"),
-        (3, "job.json: this is no job: 3"),
-        ([MNIST, "x"], 'job.json, job 2: this is no job: "x"'),
+        (3, "job.json: this is not a job: 3"),
+        ([MNIST, "x"], 'job.json, job 2: this is not a job: "x"'),
         ({**MNIST, "colour": "x"}, "there is no key 'colour'.\nA job has: name, type"),
         ({**MNIST, "comand": "x"}, "Did you mean 'command'?"),
         ({**MNIST, "gpus": 2}, "there is no key 'gpus'.\nDid you mean 'required_gpus'?"),
         ({"command": "true"}, "job.json: container_image is missing"),
         ({**MNIST, "container_image": " "}, "container_image is missing"),
-        ({**MNIST, "container_image": ["a"]}, 'container_image is ["a"], and has to be a text'),
+        ({**MNIST, "container_image": ["a"]}, 'container_image is ["a"], but must be a text'),
         ({**MNIST, "command": ["python", "x"]}, "command is"),
-        ({**MNIST, "required_gpus": "2"}, 'required_gpus is "2", and has to be a whole number'),
+        ({**MNIST, "required_gpus": "2"}, 'required_gpus is "2", but must be a whole number'),
         ({**MNIST, "required_gpus": 0}, "required_gpus is 0"),
         ({**MNIST, "required_gpus": True}, "required_gpus is true"),
         ({**MNIST, "required_gpus": 1.5}, "required_gpus is 1.5"),
@@ -258,7 +259,10 @@ def test_the_queue_knows_what_a_form_asks_for(pool: FakeServer) -> None:
     }
     answers = iter([(200, [run]), (200, [])])
     pool.answers["/flow_runs/filter"] = lambda headers: next(answers)
-    pool.answers["/deployments/filter"] = 200, [{"id": "7", "entrypoint": FORM, "job_variables": {}}]
+    pool.answers["/deployments/filter"] = (
+        200,
+        [{"id": "7", "entrypoint": CONTAINER_FLOW, "job_variables": {}}],
+    )
     assert gpu_flows("queue", "--json").json["waiting"][0]["gpus"] == 3
 
 
@@ -314,7 +318,7 @@ def found_by_doctor(fake: FakeServer, cluster: GpuCluster | dict[str, Any]) -> l
     data = json.loads(cluster.model_dump_json()) if isinstance(cluster, GpuCluster) else cluster
     fake.answers[CLUSTER_BLOCK] = 200, {"data": data}
     fake.answers["/admin/version"] = 200, "3.8.8"
-    return list(checks_docker.docker(Surroundings("gpu")))
+    return list(check_docker(CheckContext("gpu")))
 
 
 def levels(found: list[Finding]) -> list[str]:

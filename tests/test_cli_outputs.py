@@ -12,7 +12,7 @@ import pytest
 from command_line.run import EVIL, gpu_flows, refused
 from command_line.study import simulate, write
 
-from gpu_flows.cli import simulate as module
+from gpu_flows.cli.simulation import running
 from gpu_flows.schedulers.simulation.simulator import simulate as real_simulation
 
 pytest_plugins = ["command_line.fixtures"]
@@ -65,7 +65,7 @@ def test_an_output_that_cannot_be_written_is_refused_before_the_work(
     def never(*arguments: Any) -> Any:
         raise AssertionError("it was simulated")
 
-    monkeypatch.setattr(module, "run_simulation", never)
+    monkeypatch.setattr(running, "simulate", never)
     write(Path("file"), "mine")
     Path("folder.csv").mkdir()
     assert option in refused(simulate(trace, option, path))
@@ -88,7 +88,7 @@ def test_results_are_told_even_if_they_cannot_be_written(
         Path("jobs.csv.d/out.csv").mkdir(parents=True, exist_ok=True)
         return real_simulation(*arguments)
 
-    monkeypatch.setattr(module, "run_simulation", in_the_way)
+    monkeypatch.setattr(running, "simulate", in_the_way)
     words = ["--policy", "fifo", "--jobs-out", "jobs.csv.d/out.csv", "--charts", "charts", "--json"]
     for command in ("simulate", "compare"):
         if (blocking := Path("jobs.csv.d/out.csv")).exists():
@@ -140,5 +140,5 @@ def test_facts_go_into_a_warehouse_that_is_a_trace_too(trace: Path) -> None:
 
 def test_a_warehouse_is_never_made_of_somebody_elses_file(trace: Path) -> None:
     before = trace.read_text()
-    assert "no DuckDB file" in refused(simulate(trace, "--warehouse", str(trace)))
+    assert "not a DuckDB file" in refused(simulate(trace, "--warehouse", str(trace)))
     assert trace.read_text() == before

@@ -12,8 +12,8 @@ import pytest
 from command_line.run import Said, gpu_flows, gpu_flows_process, refused
 from command_line.study import simulate, write
 
-from gpu_flows.cli import simulate as module
-from gpu_flows.cli.inputs import _specs
+from gpu_flows.cli.simulation import running
+from gpu_flows.cli.simulation.policy_choices import split_policies
 from gpu_flows.schedulers import policy as registry
 from gpu_flows.schedulers.model import Plan
 from gpu_flows.schedulers.policy import Policy, State
@@ -97,7 +97,7 @@ def test_caveats_follow_from_what_was_chosen(trace: Path) -> None:
     assert any("true duration" in each for each in plain["caveats"])
     assert any("costs nothing" in each for each in plain["caveats"])
     assert not any("true duration" in each or "costs nothing" in each for each in careful["caveats"])
-    assert any("mean of earlier jobs" in each for each in careful["caveats"])
+    assert any("mean duration of earlier jobs" in each for each in careful["caveats"])
     assert careful["avg_turnaround_s"] > plain["avg_turnaround_s"]
 
 
@@ -155,7 +155,7 @@ def test_a_sum_that_does_not_add_up_is_our_mistake(trace: Path, monkeypatch: pyt
         found.jobs[0].ended = None
         return found
 
-    monkeypatch.setattr(module, "run_simulation", forgetful)
+    monkeypatch.setattr(running, "simulate", forgetful)
     said = simulate(trace)
     assert said.code == 70
     assert "1 of 4 jobs got lost: long" in said.err
@@ -178,7 +178,7 @@ def test_a_policy_that_fails_is_said_and_marked(trace: Path, monkeypatch: pytest
     fine, broken = said.json
     assert broken["policy_error"].startswith("RuntimeError: oh no")
     assert broken["avg_turnaround_s"] == fine["avg_turnaround_s"]
-    assert "these figures are not its own" in broken["caveats"][0]
+    assert "these figures are not the policy's own" in broken["caveats"][0]
 
     words = ["--policy", "srtf,broken"]
     drawn = simulate(trace, *words, command="compare").out.splitlines()
@@ -234,7 +234,7 @@ def test_a_profile_says_how_fast_kinds_run_on_models(tmp_path: Path) -> None:
     assert told["avg_turnaround_s"] == (25 + 100) / 2
     mixed = ["--cluster", "1x2:H100+1x2:V100", "--profile", str(profile), "--json"]
     [told] = gpu_flows("simulate", "--trace", str(trace), *mixed).json
-    assert "The profile says nothing of H100: jobs run there as on V100." in told["caveats"]
+    assert "The profile has no speeds for H100: jobs run there as on V100." in told["caveats"]
     write(profile, json.dumps({**table, "reference": "H100"}))
     assert "'h100'" in refused(gpu_flows("simulate", "--trace", str(trace), *words))
 
@@ -275,7 +275,7 @@ def test_elastic_jobs_run_faster_on_more_devices(tmp_path: Path) -> None:
 def test_shares_of_a_gpu_are_shares_whatever_memory_the_cluster_has(tmp_path: Path) -> None:
     columns = "job_id,user,num_cpu,num_gpu,submit_time,duration,num_inst"
     halves = write(tmp_path / "pai.csv", columns, *(f"{name},ann,1,0.5,0,100,1" for name in "abcd"))
-    unit = "The trace tells shares of a GPU: each device has 1000 units, whatever its memory."
+    unit = "The trace states shares of a GPU: each device has 1000 units, whatever its memory."
     for cluster in ("1x1", "1x1:V100:16", "1x1:T4:0.5"):
         words = ["simulate", "--trace", str(halves), "--cluster", cluster, "--json"]
         [shared] = gpu_flows(*words, "--sharing", "shared").json
@@ -336,11 +336,11 @@ def test_wrong_usage_is_told_with_exit_code_2(trace: Path, words: list[str], say
         (["--cluster", "nope.yaml"], "nope.yaml"),
         (["--cluster", "1x1", "--workload", "poissson"], "There is no workload 'poissson'"),
         (["--cluster", "1x1", "--workload", "poisson", "--limit", "5"], "--limit is for traces"),
-        (["--cluster", "1x1"], "Which jobs?"),
+        (["--cluster", "1x1"], "There are no jobs"),
     ],
 )
 def test_wrong_clusters_and_workloads_too(words: list[str], says: str) -> None:
-    extra = [] if "--workload" in words or says == "Which jobs?" else ["--workload", "poisson:jobs=5"]
+    extra = [] if "--workload" in words or says == "There are no jobs" else ["--workload", "poisson:jobs=5"]
     assert says in refused(gpu_flows("simulate", *words, *extra))
 
 
@@ -354,4 +354,4 @@ def test_a_bad_row_is_named_by_its_line(tmp_path: Path) -> None:
 
 
 def test_policies_are_told_apart_by_commas_that_are_not_within_one() -> None:
-    assert _specs("a, b:x=1,y=[2,3] ,c:z={},srtf") == ["a", "b:x=1,y=[2,3]", "c:z={}", "srtf"]
+    assert split_policies("a, b:x=1,y=[2,3] ,c:z={},srtf") == ["a", "b:x=1,y=[2,3]", "c:z={}", "srtf"]

@@ -56,7 +56,7 @@ def test_a_long_queue_is_cut_and_says_so() -> None:
 def test_a_queue_tells_of_a_policy_that_was_put_aside() -> None:
     serve_here(policy={"name": "mine", "options": {}, "serving": "fifo", "error": "It answered nonsense."})
     said = gpu_flows("queue").out
-    assert "policy mine (put aside, fifo serves)" in said
+    assert "policy mine (failed, fifo decides)" in said
     assert "It answered nonsense." in said
 
 

@@ -1,4 +1,4 @@
-"""`gpu-flows doctor`: each thing that can be wrong around a pool is found, with a way to fix it."""
+"""`gpu-flows doctor`: each thing that can be wrong context a pool is found, with a way to fix it."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from command_line.run import NOBODY, gpu_flows
 from command_line.server import FakeServer
 from command_line.worker import device, serve_here
 
-from gpu_flows.cli import checks_docker, checks_here, checks_server, doctor
-from gpu_flows.cli.checkup import Check, Finding, Surroundings
+from gpu_flows.cli.doctor import docker_checks, doctor, machine_checks, server_checks
+from gpu_flows.cli.doctor.checks import Check, CheckContext, Finding
 from gpu_flows.config.paths import default_warehouse
 from gpu_flows.prefect_api.job_variables import GpuJobVariables
 
@@ -28,11 +28,11 @@ FORM = {name: {} for name in GpuJobVariables.model_fields}
 
 
 @pytest.fixture
-def around() -> Surroundings:
-    surroundings = Surroundings("gpu")
+def context() -> CheckContext:
+    context = CheckContext("gpu")
     # What the probe of Prefect would say, without the seconds it takes.
-    surroundings.prefect = {"missing": [], "fields": list(FORM)}
-    return surroundings
+    context.prefect = {"missing": [], "fields": list(FORM)}
+    return context
 
 
 @pytest.fixture
@@ -49,10 +49,10 @@ def pool_of(form: dict[str, Any], **parts: Any) -> dict[str, Any]:
     return {"type": "gpu", "is_paused": False, **template, **parts}
 
 
-def worst(check: Check, around: Surroundings) -> Finding:
+def worst(check: Check, context: CheckContext) -> Finding:
     """The finding that matters most."""
     order = ["ok", "info", "warn", "error"]
-    return max(check(around), key=lambda finding: order.index(finding.level))
+    return max(check(context), key=lambda finding: order.index(finding.level))
 
 
 def scheduler_block(fake: FakeServer, **policy: Any) -> None:
@@ -63,22 +63,27 @@ def scheduler_block(fake: FakeServer, **policy: Any) -> None:
 # The server
 
 
-def test_a_server_that_does_not_answer(around: Surroundings) -> None:
-    found = worst(checks_server.server, around)
+def test_a_server_that_does_not_answer(context: CheckContext) -> None:
+    found = worst(server_checks.check_server, context)
     assert (found.level, "prefect server start" in found.fix) == ("error", True)
     assert NOBODY in found.what
-    for check in (checks_server.clock, checks_server.pool, checks_server.worker, checks_server.blocks):
-        assert list(check(around)) == [], "said once, not five times"
+    for check in (
+        server_checks.check_clock,
+        server_checks.check_pool,
+        server_checks.check_worker,
+        server_checks.check_blocks,
+    ):
+        assert list(check(context)) == [], "said once, not five times"
 
 
-def test_a_server_without_a_password_is_a_warning(healthy: FakeServer, around: Surroundings) -> None:
-    found = worst(checks_server.server, around)
+def test_a_server_without_a_password_is_a_warning(healthy: FakeServer, context: CheckContext) -> None:
+    found = worst(server_checks.check_server, context)
     assert found.level == "warn"
     assert "PREFECT_SERVER_API_AUTH_STRING" in found.fix
 
 
 def test_a_server_with_a_password(
-    healthy: FakeServer, around: Surroundings, monkeypatch: pytest.MonkeyPatch
+    healthy: FakeServer, context: CheckContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def guarded(headers: Any) -> tuple[int, Any]:
         known = headers.get("authorization") == "Basic YTpi"
@@ -86,22 +91,22 @@ def test_a_server_with_a_password(
 
     healthy.answers["/admin/version"] = guarded
     monkeypatch.setenv("PREFECT_API_AUTH_STRING", "a:b")
-    assert worst(checks_server.server, around).level == "ok"
+    assert worst(server_checks.check_server, context).level == "ok"
 
     monkeypatch.setenv("PREFECT_API_AUTH_STRING", "a:wrong")
-    found = worst(checks_server.server, Surroundings("gpu"))
+    found = worst(server_checks.check_server, CheckContext("gpu"))
     assert (found.level, "PREFECT_API_AUTH_STRING" in found.fix) == ("error", True)
 
 
-def test_a_server_of_another_version(healthy: FakeServer, around: Surroundings) -> None:
+def test_a_server_of_another_version(healthy: FakeServer, context: CheckContext) -> None:
     healthy.answers["/admin/version"] = 200, "3.1.0"
-    assert any("3.1.0" in each.what and each.level == "warn" for each in checks_server.server(around))
+    assert any("3.1.0" in each.what and each.level == "warn" for each in server_checks.check_server(context))
 
 
 @pytest.mark.parametrize(("off", "level"), [(0, "ok"), (2, "ok"), (3600, "error"), (-3600, "error")])
-def test_clocks_that_disagree(off: int, level: str, healthy: FakeServer, around: Surroundings) -> None:
+def test_clocks_that_disagree(off: int, level: str, healthy: FakeServer, context: CheckContext) -> None:
     healthy.clock_off_s = off
-    found = worst(checks_server.clock, around)
+    found = worst(server_checks.check_clock, context)
     assert found.level == level
     assert level == "ok" or ("ahead of" if off > 0 else "behind") in found.what
 
@@ -109,9 +114,9 @@ def test_clocks_that_disagree(off: int, level: str, healthy: FakeServer, around:
 # The pool
 
 
-def test_a_pool_that_is_missing(healthy: FakeServer, around: Surroundings) -> None:
+def test_a_pool_that_is_missing(healthy: FakeServer, context: CheckContext) -> None:
     del healthy.answers["/work_pools/gpu"]
-    found = worst(checks_server.pool, around)
+    found = worst(server_checks.check_pool, context)
     assert (found.level, "prefect work-pool create gpu --type gpu" in found.fix) == ("error", True)
 
 
@@ -125,47 +130,47 @@ def test_a_pool_that_is_missing(healthy: FakeServer, around: Surroundings) -> No
     ],
 )
 def test_a_pool_in_a_wrong_state(
-    pool: dict[str, Any], level: str, says: str, healthy: FakeServer, around: Surroundings
+    pool: dict[str, Any], level: str, says: str, healthy: FakeServer, context: CheckContext
 ) -> None:
     healthy.answers["/work_pools/gpu"] = 200, pool
-    found = worst(checks_server.pool, around)
+    found = worst(server_checks.check_pool, context)
     assert found.level == level
     assert says in found.what
 
 
 def test_the_probe_of_prefect_knows_the_form_and_finds_nothing_missing() -> None:
-    surroundings = Surroundings("gpu")
+    context = CheckContext("gpu")
     try:
-        assert surroundings.prefect == {"missing": [], "fields": list(FORM)}
-        assert worst(checks_here.private_names, surroundings).level == "ok"
+        assert context.prefect == {"missing": [], "fields": list(FORM)}
+        assert worst(machine_checks.check_private_names, context).level == "ok"
     finally:
-        surroundings.close()
+        context.close()
 
 
-def test_a_prefect_that_lost_a_name(around: Surroundings) -> None:
-    around.prefect = {"missing": ["BaseWorker._logger: the worker logs elsewhere"], "fields": []}
-    found = worst(checks_here.private_names, around)
+def test_a_prefect_that_lost_a_name(context: CheckContext) -> None:
+    context.prefect = {"missing": ["BaseWorker._logger: the worker logs elsewhere"], "fields": []}
+    found = worst(machine_checks.check_private_names, context)
     assert (found.level, "BaseWorker._logger" in found.what) == ("warn", True)
 
 
 # The worker
 
 
-def test_a_pool_that_nobody_serves(healthy: FakeServer, around: Surroundings) -> None:
+def test_a_pool_that_nobody_serves(healthy: FakeServer, context: CheckContext) -> None:
     healthy.answers["/work_pools/gpu/workers/filter"] = 200, [{"name": "dead", "status": "OFFLINE"}]
-    found = worst(checks_server.worker, around)
+    found = worst(server_checks.check_worker, context)
     assert (found.level, "prefect worker start --pool gpu" in found.fix) == ("warn", True)
 
 
-def test_a_pool_that_is_served_elsewhere(healthy: FakeServer, around: Surroundings) -> None:
-    found = worst(checks_server.worker, around)
+def test_a_pool_that_is_served_elsewhere(healthy: FakeServer, context: CheckContext) -> None:
+    found = worst(server_checks.check_worker, context)
     assert (found.level, "far" in found.what) == ("ok", True)
 
 
-def test_a_worker_here_with_a_refused_policy_and_a_sick_device(around: Surroundings) -> None:
+def test_a_worker_here_with_a_refused_policy_and_a_sick_device(context: CheckContext) -> None:
     policy = {"name": "fifo", "options": {}, "serving": "fifo", "error": "There is no policy 'lifo'."}
     serve_here(policy=policy, devices=[device(), device(id="GPU-b", healthy=False, detail="Xid 79")])
-    found = list(checks_server.worker(around))
+    found = list(server_checks.check_worker(context))
     assert [each.level for each in found] == ["ok", "error", "warn"]
     assert "2 devices" in found[0].what
     assert "'lifo'" in found[1].what
@@ -185,28 +190,28 @@ def test_a_worker_here_with_a_refused_policy_and_a_sick_device(around: Surroundi
     ],
 )
 def test_the_scheduler_block(
-    policy: dict[str, Any], level: str, says: str, healthy: FakeServer, around: Surroundings
+    policy: dict[str, Any], level: str, says: str, healthy: FakeServer, context: CheckContext
 ) -> None:
     scheduler_block(healthy, **policy)
-    found = next(iter(checks_server.blocks(around)))
+    found = next(iter(server_checks.check_blocks(context)))
     assert found.level == level
     assert says in found.what
 
 
-def test_blocks_that_are_missing_mean_the_defaults(healthy: FakeServer, around: Surroundings) -> None:
-    assert [finding.level for finding in checks_server.blocks(around)] == ["info"] * 3
+def test_blocks_that_are_missing_mean_the_defaults(healthy: FakeServer, context: CheckContext) -> None:
+    assert [finding.level for finding in server_checks.check_blocks(context)] == ["info"] * 3
 
 
 # This machine
 
 
-def test_packages_that_fit(around: Surroundings) -> None:
-    [found] = checks_here.packages(around)
+def test_packages_that_fit(context: CheckContext) -> None:
+    [found] = machine_checks.check_packages(context)
     assert found.level == "ok"
 
 
 def test_packages_that_do_not_fit_are_told_with_what_they_break(
-    around: Surroundings, monkeypatch: pytest.MonkeyPatch
+    context: CheckContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def version(name: str) -> str:
         installed = {"fastapi": "0.155.0", "sqlalchemy": "2.1.8"}
@@ -214,8 +219,8 @@ def test_packages_that_do_not_fit_are_told_with_what_they_break(
             raise importlib.metadata.PackageNotFoundError(name)
         return installed.get(name) or importlib.metadata.version(name)
 
-    monkeypatch.setattr(checks_here, "version", version)
-    found = {each.what.split()[0]: each for each in checks_here.packages(around)}
+    monkeypatch.setattr(machine_checks, "version", version)
+    found = {each.what.split()[0]: each for each in machine_checks.check_packages(context)}
     assert set(found) == {"fastapi", "sqlalchemy", "docker"}
     assert {each.level for each in found.values()} == {"error"}
     assert "does not start" in found["fastapi"].what
@@ -225,24 +230,24 @@ def test_packages_that_do_not_fit_are_told_with_what_they_break(
 
 @pytest.mark.parametrize(("free_gb", "level"), [(50, "ok"), (1, "warn"), (0.01, "error")])
 def test_a_disk_that_fills_up(
-    free_gb: float, level: str, around: Surroundings, monkeypatch: pytest.MonkeyPatch
+    free_gb: float, level: str, context: CheckContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     usage = namedtuple("usage", "total used free")
-    monkeypatch.setattr(shutil, "disk_usage", lambda place: usage(0, 0, int(free_gb * checks_here.GB)))
-    assert worst(checks_here.disk, around).level == level
+    monkeypatch.setattr(shutil, "disk_usage", lambda place: usage(0, 0, int(free_gb * machine_checks.GB)))
+    assert worst(machine_checks.check_disk, context).level == level
 
 
-def test_a_disk_whose_clock_is_off(around: Surroundings, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checks_here.time, "time", lambda: 0.0)
-    found = worst(checks_here.disk, around)
+def test_a_disk_whose_clock_is_off(context: CheckContext, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine_checks.time, "time", lambda: 0.0)
+    found = worst(machine_checks.check_disk, context)
     assert (found.level, "clock" in found.fix) == ("warn", True)
 
 
-def test_no_gpu_and_no_docker_are_no_errors(around: Surroundings, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_gpu_and_no_docker_are_no_errors(context: CheckContext, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DOCKER_HOST", "tcp://127.0.0.1:9")
     monkeypatch.setenv("LD_LIBRARY_PATH", "")
-    assert worst(checks_here.gpus, around).level in ("info", "ok")
-    assert worst(checks_docker.docker, around).level == "info"
+    assert worst(machine_checks.check_gpus, context).level in ("info", "ok")
+    assert worst(docker_checks.check_docker, context).level == "info"
 
 
 # The warehouse
@@ -256,39 +261,39 @@ def make_warehouse(version: int = 1) -> Path:
     return path
 
 
-def test_a_warehouse_that_is_not_there_yet(around: Surroundings) -> None:
-    assert worst(checks_here.warehouse, around).level == "info"
+def test_a_warehouse_that_is_not_there_yet(context: CheckContext) -> None:
+    assert worst(machine_checks.check_warehouse, context).level == "info"
 
 
-def test_a_warehouse_that_is_well(around: Surroundings) -> None:
+def test_a_warehouse_that_is_well(context: CheckContext) -> None:
     make_warehouse()
-    assert worst(checks_here.warehouse, around).level == "ok"
+    assert worst(machine_checks.check_warehouse, context).level == "ok"
 
 
-def test_a_warehouse_of_a_newer_version(around: Surroundings) -> None:
+def test_a_warehouse_of_a_newer_version(context: CheckContext) -> None:
     make_warehouse(version=99)
-    found = worst(checks_here.warehouse, around)
+    found = worst(machine_checks.check_warehouse, context)
     assert (found.level, "schema 99" in found.what) == ("error", True)
 
 
-def test_a_warehouse_that_is_damaged(around: Surroundings) -> None:
+def test_a_warehouse_that_is_damaged(context: CheckContext) -> None:
     make_warehouse().write_bytes(b"no database" * 1000)
-    found = worst(checks_here.warehouse, around)
+    found = worst(machine_checks.check_warehouse, context)
     assert (found.level, "does not open" in found.what) == ("error", True)
 
 
-def test_a_warehouse_that_cannot_be_written(around: Surroundings, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_warehouse_that_cannot_be_written(context: CheckContext, monkeypatch: pytest.MonkeyPatch) -> None:
     path = make_warehouse()
     really = os.access  # root may write anything, so permissions alone do not show it
     monkeypatch.setattr(os, "access", lambda place, how: Path(place) != path and really(place, how))
-    found = worst(checks_here.warehouse, around)
+    found = worst(machine_checks.check_warehouse, context)
     assert (found.level, "not writable" in found.what) == ("error", True)
 
 
-def test_facts_that_do_not_reach_the_warehouse(around: Surroundings) -> None:
+def test_facts_that_do_not_reach_the_warehouse(context: CheckContext) -> None:
     make_warehouse()
     serve_here(trouble="the disk is full")
-    found = worst(checks_here.warehouse, around)
+    found = worst(machine_checks.check_warehouse, context)
     assert (found.level, "the disk is full" in found.what) == ("error", True)
 
 
@@ -297,7 +302,7 @@ def test_facts_that_do_not_reach_the_warehouse(around: Surroundings) -> None:
 
 def test_the_exit_code_tells_whether_there_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     def check(*findings: Finding) -> dict[str, Check]:
-        return {"one": lambda around: iter(findings)}
+        return {"one": lambda context: iter(findings)}
 
     monkeypatch.setattr(doctor, "CHECKS", check(Finding("ok", "fine"), Finding("warn", "hm\x1b", "do this")))
     said = gpu_flows("doctor")
@@ -314,11 +319,11 @@ def test_the_exit_code_tells_whether_there_is_an_error(monkeypatch: pytest.Monke
 
 
 def test_a_check_that_fails_itself_stops_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(around: Surroundings) -> Iterator[Finding]:
+    def broken(context: CheckContext) -> Iterator[Finding]:
         raise RuntimeError("oops")
         yield
 
-    checks: dict[str, Check] = {"broken": broken, "next": lambda around: iter([Finding("ok", "fine")])}
+    checks: dict[str, Check] = {"broken": broken, "next": lambda context: iter([Finding("ok", "fine")])}
     monkeypatch.setattr(doctor, "CHECKS", checks)
     said = gpu_flows("doctor")
     assert said.code == 1
