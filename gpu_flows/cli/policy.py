@@ -56,7 +56,7 @@ def show(pool: PoolOption = DEFAULT_POOL, block: BlockOption = "", as_json: Json
         output.make_value_list(
             ("pool", pool),
             ("block", name),
-            ("it says", _describe(found["says"]) if document else "nothing: the block does not exist yet"),
+            ("in block", _describe(found["says"]) if document else "nothing: the block does not exist yet"),
             ("in force", _describe_in_force(status) if status else unknown),
             ("serving", f"{found['serving']}, until the policy is corrected" if failed else ""),
             ("error", found["error"]),
@@ -80,7 +80,7 @@ def set_policy(
     pool: PoolOption = DEFAULT_POOL,
     as_json: JsonOption = False,
 ) -> None:
-    """Save the policy in the pool's scheduler block. Jobs that run are not touched.
+    """Save the policy in the pool's scheduler block. Running jobs are not touched.
 
     Options that are not given get their defaults. The command waits until the worker applies the change.
     """

@@ -25,8 +25,8 @@ def queue(
 ) -> None:
     """List the waiting jobs in the order of the queue, with the reason why each waits.
 
-    With --all or --running, also list the running jobs and their devices. Data comes from the worker if one
-    serves the pool on this machine, else from the Prefect server.
+    With --all, also list the running jobs and their devices; with --running, list only those. The data
+    comes from the worker if one serves the pool on this machine, else from the Prefect server.
     """
 
     def draw(jobs: dict[str, Any]) -> Group:

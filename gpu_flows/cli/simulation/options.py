@@ -53,7 +53,7 @@ class SimulationOptions:
     placement: Annotated[
         str, _option("NAME", "How devices are chosen, for policies that let you choose.")
     ] = ""
-    sharing: Annotated[str, _option("MODE", "exclusive, or shared (devices are shared by memory).")] = ""
+    sharing: Annotated[str, _option("MODE", "How jobs use devices: exclusive, or shared by memory.")] = ""
     span: Annotated[
         bool | None,
         typer.Option(
@@ -86,7 +86,10 @@ class SimulationOptions:
     migration_seconds: Annotated[float, _seconds("Further time if it restarts on other nodes.")] = 0.0
     checkpoint_seconds: Annotated[float, _seconds("Time to save a job that is stopped.")] = 0.0
     costs: Annotated[
-        Path | None, _option("WAREHOUSE", "Take these three, where not given, from a pool's recorded jobs.")
+        Path | None,
+        _option(
+            "WAREHOUSE", "Take those of these three times that are not given from a pool's recorded jobs."
+        ),
     ] = None
     checkpoint_every: Annotated[
         float, _seconds("Interval of checkpoints: the most work that a failure loses. 0: none is lost.")
