@@ -1,4 +1,4 @@
-"""The command line as such: help, wrong usage, and a Prefect server that is absent or in a mood."""
+"""The command line in general: help, wrong usage, settings, and errors of the Prefect server."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_examples_parse(name: str) -> None:
     for line in lines:
         words = shlex.split(line.split(" | ")[0])
         assert words[:2] == ["gpu-flows", name]
-        command.make_context(name, words[2:])  # raises on an option there is not
+        command.make_context(name, words[2:])  # raises an error for an unknown option
 
 
 def test_examples_of_policy_parse() -> None:
@@ -129,7 +129,7 @@ def test_error_names_an_invalid_server_address(url: str, monkeypatch: pytest.Mon
     assert url in expect_error(gpu_flows("queue"), code=1)
 
 
-# The server's moods
+# Answers of the server
 
 
 def test_error_names_the_setting_for_a_missing_or_wrong_password(fake: FakeServer) -> None:
@@ -160,7 +160,7 @@ def test_repeated_submission_has_the_same_idempotency_key(fake: FakeServer) -> N
     assert gpu_flows("submit", "--", "true").code == 0
     first, second = [body for path, _, body in fake.requests if path.endswith("create_flow_run")]
     assert first == second
-    assert first["idempotency_key"], "by this the server knows the second for the first"
+    assert first["idempotency_key"], "the server recognises the repetition by it"
 
 
 def test_csrf_token_is_fetched_and_sent(fake: FakeServer) -> None:
@@ -178,7 +178,7 @@ def test_error_has_the_message_of_a_failing_server(fake: FakeServer) -> None:
     assert "Internal Server Error" in expect_error(gpu_flows("queue"), code=1)
 
 
-# Which server: as Prefect itself would find it
+# Prefect's settings
 
 _URL, _PASSWORD = "PREFECT_API_URL", "PREFECT_API_AUTH_STRING"
 _PROFILE = (
@@ -234,7 +234,7 @@ def test_url_of_a_run_in_the_ui() -> None:
     assert build_run_url("42") == "http://127.0.0.1:9/runs/flow-run/42"
 
 
-# submit: what becomes of parameters
+# submit: parameters
 
 
 def test_parameter_sets_a_field_of_the_one_model_that_has_it() -> None:
@@ -247,7 +247,7 @@ def test_parameter_sets_a_field_of_the_one_model_that_has_it() -> None:
     reached = {"config": {"size": 3, "model": "cnn", "epochs": 2}}
     assert build_parameters(deployment, {"model": "cnn", "config.epochs": 2}) == reached
     assert build_parameters(deployment, {"config": {"model": "cnn"}}) == {"config": {"model": "cnn"}}
-    assert deployment["parameters"] == {"config": {"size": 3}}, "the deployment's own are left alone"
+    assert deployment["parameters"] == {"config": {"size": 3}}, "the deployment is not changed"
     with pytest.raises(Exception, match=r"no parameter 'modell'. It has: config"):
         build_parameters(deployment, {"modell": "cnn"})
 

@@ -1,4 +1,4 @@
-"""`gpu-flows compare`, and what stands beside results: deadlines, moves, the best there is."""
+"""`gpu-flows compare`, and results with deadlines, moves and the optimum."""
 
 from __future__ import annotations
 
@@ -80,9 +80,9 @@ def test_moves_have_a_column_if_there_are_any(trace: Path, tmp_path: Path) -> No
 
 
 def test_compare_relates_policies_to_the_first_and_to_the_bound(trace: Path) -> None:
-    figures = simulate(trace, "--policies", "fifo,srtf", "--json", command="compare").json
-    assert (figures["baseline"], figures["best"]) == ("fifo", None)
-    fifo, srtf = figures["policies"]
+    comparison = simulate(trace, "--policies", "fifo,srtf", "--json", command="compare").json
+    assert (comparison["baseline"], comparison["best"]) == ("fifo", None)
+    fifo, srtf = comparison["policies"]
     assert list(fifo)[: len(KEYS)] == KEYS
     assert set(fifo["change"].values()) == {0.0}
     assert srtf["change"]["avg_turnaround_s"] == pytest.approx(50 / 85 - 1)
@@ -92,9 +92,9 @@ def test_compare_relates_policies_to_the_first_and_to_the_bound(trace: Path) -> 
 
 def test_compare_names_the_best(trace: Path) -> None:
     words = ["--policies", "fifo,srtf", "--best", "avg_turnaround_s"]
-    figures = simulate(trace, *words, "--json", command="compare").json
-    assert figures["best"] == "srtf"
-    assert [each["policy"] for each in figures["policies"]] == ["srtf", "fifo"]
+    comparison = simulate(trace, *words, "--json", command="compare").json
+    assert comparison["best"] == "srtf"
+    assert [each["policy"] for each in comparison["policies"]] == ["srtf", "fifo"]
     drawn = simulate(trace, *words, command="compare").out
     assert "srtf has the best turnaround: 50.0." in drawn
     assert "50.0  -41.2%" in drawn
@@ -102,11 +102,11 @@ def test_compare_names_the_best(trace: Path) -> None:
 
 
 def test_compare_runs_every_policy_that_applies(trace: Path) -> None:
-    figures = simulate(trace, "--json", command="compare").json
-    names = [each["policy"] for each in figures["policies"]]
+    comparison = simulate(trace, "--json", command="compare").json
+    names = [each["policy"] for each in comparison["policies"]]
     assert names[0] == "fifo"
     assert {"fifo", "sjf", "srtf", "round_robin"} <= set(names)
-    left_out = figures["left_out"]
+    left_out = comparison["left_out"]
     assert left_out["edf"] == "no job has a deadline"
     assert left_out["ffdl"] == "no job can run on more or fewer devices"
     assert {"edf", "afs_l", "ffdl"} == set(left_out)
@@ -133,17 +133,17 @@ def test_compare_leaves_out_columns_in_a_narrow_terminal(
 
 
 def test_help_of_compare_explains_policy_options() -> None:
-    result = " ".join(gpu_flows("compare", "--help").out.split())
-    assert "by default under all that apply" in result
-    assert "fifo:skip=true,placement=best_fit,sjf" in result
+    help_text = " ".join(gpu_flows("compare", "--help").out.split())
+    assert "by default under all that apply" in help_text
+    assert "fifo:skip=true,placement=best_fit,sjf" in help_text
 
 
-# The best there is
+# The optimum
 
 
 def test_optimum_of_a_few_jobs_is_shown(trace: Path) -> None:
     [fifo] = simulate(trace, "--policy", "fifo", "--optimum", "--json").json
-    # Not preempting, the best is to let the short one and the small one go before the long one.
+    # Without preemption, the best schedule runs the short and the small job before the long one.
     assert fifo["optimum_proven"] is True
     assert fifo["lower_bound_turnaround_s"] <= fifo["optimum_turnaround_s"] < fifo["avg_turnaround_s"]
     assert fifo["optimum_makespan_s"] == fifo["makespan_s"] == 220

@@ -1,4 +1,4 @@
-"""The command line and Docker: containers from options and files, hosts, and the doctor's look at them."""
+"""The command line and Docker: containers from options and files, Docker hosts, and their checks."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ CLUSTER_BLOCK = "/block_types/slug/gpu-cluster/block_documents/name/default"
 
 @pytest.fixture
 def pool(fake: FakeServer) -> FakeServer:
-    """A server with a pool that runs containers, and nobody who serves it."""
+    """A server with a pool that runs containers, and no worker."""
     found = {"id": "7", "name": "container", "work_pool_name": "gpu", "parameter_openapi_schema": SCHEMA}
     run = {"id": "42", "name": "mnist", "state": {"name": "Scheduled"}, "state_type": "SCHEDULED"}
     fake.answers["/deployments/filter"] = 200, [found]
@@ -177,7 +177,7 @@ def test_request_of_schedulearn_is_accepted(pool: FakeServer) -> None:
 
 
 @pytest.mark.parametrize(
-    ("result", "launcher"),
+    ("kind", "launcher"),
     [
         ("Pytorch", "auto"),
         ("PYTORCH", "auto"),
@@ -188,15 +188,15 @@ def test_request_of_schedulearn_is_accepted(pool: FakeServer) -> None:
         (None, "auto"),
     ],
 )
-def test_spelling_of_types(result: str | None, launcher: str, tmp_path: Path) -> None:
+def test_spelling_of_types(kind: str | None, launcher: str, tmp_path: Path) -> None:
     file = tmp_path / "job.json"
-    file.write_text(json.dumps({**MNIST, "type": result}))
+    file.write_text(json.dumps({**MNIST, "type": kind}))
     [order], _ = requests.read_requests(file)
     assert LAUNCHERS[order.parameters["type"]] == launcher
 
 
 def test_constants_agree_with_the_worker() -> None:
-    assert set(requests.TYPES.values()) == set(get_args(Kind)), "it does not import the flow, which is slow"
+    assert set(requests.TYPES.values()) == set(get_args(Kind)), "copied, because importing the flow is slow"
     assert CONTAINER_FLOW == FORM_OF_WORKER
 
 
@@ -365,7 +365,7 @@ def test_warning_if_containers_cannot_reach_the_server(pool: FakeServer, engine:
     assert (reach.level, engine.gateway in reach.what) == ("warn", True)
 
 
-# For real
+# With a real engine
 
 
 @pytest.mark.slow
@@ -399,7 +399,7 @@ def test_containers_run_from_options_and_from_a_file(
     assert [(each["run"], each["state"]) for each in result.json] == [("a", "Completed"), ("b", "Failed")]
     assert "exit code 3" in result.json[1]["message"]
 
-    assert "dead is down" not in user.run("gpus").out, "of one device, on its own line"
+    assert "dead is down" not in user.run("gpus").out, "a node with one device has no line of its own"
     assert "Docker host dead does not answer" in user.run("gpus").out
     found = user.run("doctor", "--json").json["findings"]
     seen = {each["level"]: each["what"] for each in found if each["check"] == "docker"}
@@ -417,19 +417,19 @@ def test_up_with_docker_runs_a_container(engine: Daemon, tmp_path: Path) -> None
     with (tmp_path / "up.log").open("w") as log:
         up = subprocess.Popen(command, env=env, stdout=log, stderr=log, start_new_session=True)
     try:
-        result = (tmp_path / "up.log").read_text
+        read_log = (tmp_path / "up.log").read_text
 
         def ready() -> bool:
-            assert up.poll() is None, result()
-            return "Ready." in result()
+            assert up.poll() is None, read_log()
+            return "Ready." in read_log()
 
         eventually(ready, "it is up", patience_s=180)
-        assert "Runtime: Docker, on this machine's engine" in result()
-        assert "local (this machine): Docker " in result()
+        assert "Runtime: Docker, on this machine's engine" in read_log()
+        assert "local (this machine): Docker " in read_log()
         words = ["submit", "--image", "bare:test", "--gpus", "2", "--wait", "--", "echo", "6 * 7"]
         done = gpu_flows_process(*words, env=env, cwd=tmp_path)
-        assert done.code == 0, (done, result())
+        assert done.code == 0, (done, read_log())
     finally:
         up.send_signal(signal.SIGTERM)
         up.wait(60)
-    assert "Stopped" in result()
+    assert "Stopped" in read_log()

@@ -33,7 +33,7 @@ def test_command_is_submitted_followed_and_recorded(user: User, tmp_path: Path) 
     assert result.code == 0, result
     assert "Completed" in result.out
     assert "/runs/flow-run/" in result.out
-    assert "Completed" in result.err, "every state is told while one waits"
+    assert "Completed" in result.err, "--wait prints every state"
     run = user.run("why", "first", "--json").json
     assert (run["state"], run["user"], run["gpus"]) == ("Completed", "ada", 1)
     eventually(
@@ -45,7 +45,7 @@ def test_command_is_submitted_followed_and_recorded(user: User, tmp_path: Path) 
         asked = "select user_name, gpus, gpu_memory_mb, outcome from job_history"
         return user.run("sql", "--csv", asked).out.endswith("ada,1,4096,completed\n")
 
-    eventually(recorded, "the warehouse knows it")
+    eventually(recorded, "the job is in the warehouse")
 
 
 def test_submit_fails_if_the_command_fails(user: User) -> None:
@@ -122,7 +122,7 @@ def test_why_explains_every_state_of_a_run(user: User) -> None:
     user.pool.until(impossible, "Refused")
     waiting = eventually(
         lambda: (result := user.run("why", "patient", "--json").json)["state"] == "waiting" and result,
-        "the worker counts it",
+        "it is in the worker's queue",
     )
     assert (waiting["place"], waiting["reason"]) == (1, "capacity")
     assert user.run("why", "holder", "--json").json["devices"] == ["SIM-node-1-0"]
@@ -136,7 +136,9 @@ def test_why_explains_every_state_of_a_run(user: User) -> None:
     assert first["jobs"] == ["holder"]
     user.pool.cancel(holder)
     user.pool.until(holder, "Cancelled")
-    eventually(lambda: user.run("why", "holder", "--json").json["state"] == "Cancelled", "why tells the end")
+    eventually(
+        lambda: user.run("why", "holder", "--json").json["state"] == "Cancelled", "`why` shows the end"
+    )
 
 
 def test_policy_is_in_force_when_policy_set_returns(user: User) -> None:
@@ -147,16 +149,16 @@ def test_policy_is_in_force_when_policy_set_returns(user: User) -> None:
     assert (shown["says"]["name"], shown["in_force"]) == ("round_robin", "round_robin")
     assert shown["options"]["wait_for_turn"] is True
     assert user.run("policy", "set", "round_robin", "--option", "wait_for_turn=perhaps").code == 2
-    assert user.run("policy", "show", "--json").json == shown, "a bad edit never reaches the block"
+    assert user.run("policy", "show", "--json").json == shown, "an invalid edit never reaches the block"
 
-    user.pool.save_policy("lifo")  # what a slip in the UI does
+    user.pool.save_policy("lifo")  # a wrong edit in the UI
     eventually(lambda: "'lifo'" in user.run("policy", "show").out, "the refusal is shown")
     assert user.run("policy", "show", "--json").json["in_force"] == "round_robin"
-    mended = user.run("policy", "set", "fifo")
-    assert (mended.code, "in force" in mended.out) == (0, True)
+    corrected = user.run("policy", "set", "fifo")
+    assert (corrected.code, "in force" in corrected.out) == (0, True)
 
     other = user.run("policy", "set", "fifo", "--block", f"{user.stack.pool}-new")
-    assert (other.code, "its policy stays" in other.out) == (0, True), "a block that was not there"
+    assert (other.code, "its policy stays" in other.out) == (0, True), "a new block"
     swaps = "select count(*) from swaps where to_policy = 'round_robin'"
     eventually(lambda: user.run("sql", "--csv", swaps).out.endswith("\n1\n"), "the swap is a fact")
 

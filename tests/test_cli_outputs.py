@@ -1,4 +1,4 @@
-"""What `gpu-flows simulate` writes: a row for every job, facts and charts."""
+"""The files that `gpu-flows simulate` writes: a row for every job, facts and charts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`gpu-flows simulate`: a trace and a cluster in, figures out; and what may be result of both."""
+"""`gpu-flows simulate`: figures, unfinished jobs, options and errors."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_parallel_processes_give_the_same_results(trace: Path) -> None:
 
 
 def without_times(result: CommandResult) -> list[dict[str, Any]]:
-    """What was figures, but for how long it took."""
+    """The figures without the time that the simulation took."""
     return [{k: v for k, v in each.items() if k not in ("wall_s", "cpu_s")} for each in result.json]
 
 
@@ -131,7 +131,7 @@ def test_same_seed_gives_the_same_result() -> None:
     assert first[0]["losses"] > 0
 
 
-# Nothing is dropped
+# Jobs that do not finish
 
 
 def test_impossible_jobs_are_listed_with_their_reason(tmp_path: Path) -> None:
@@ -200,7 +200,7 @@ def test_failed_policy_is_reported_and_marked(trace: Path, monkeypatch: pytest.M
     assert alone["best"] is None
 
 
-# What may be result of the workload, the cluster and the world
+# Options of the workload, the cluster and the assumptions
 
 
 def test_jobs_span_nodes_only_if_necessary_or_requested(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""`gpu-flows sql`: questions in, tables, JSON and CSV out, and nothing that a value could do."""
+"""`gpu-flows sql`: tables, JSON and CSV, and the escaping of values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the command line shows of a pool: its line, its devices and its policies, from the worker."""
+"""The commands that show a pool: queue, why, gpus and policies, mostly with a local worker."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_queue_shows_that_the_policy_failed() -> None:
 
 def test_old_status_is_ignored() -> None:
     write_status(at=0.0, waiting=[waiting_job()])
-    assert gpu_flows("queue").code == 1  # and asks the server, which is not there
+    assert gpu_flows("queue").code == 1  # the command turns to the server, and none answers
 
 
 def test_names_are_escaped() -> None:
@@ -77,7 +77,7 @@ def test_names_are_escaped() -> None:
         printed = gpu_flows(*words).out
         assert "\x1b" not in printed
         assert "\u202e" not in printed
-        assert "x\\x1b[2J[red]\\u202eevil" in printed, "spelled out, and no markup"
+        assert "x\\x1b[2J[red]\\u202eevil" in printed, "escaped, and no markup"
     assert "\x1b" not in expect_error(gpu_flows("why", f"nobody{HOSTILE_TEXT}"), code=1)
 
 

@@ -1,4 +1,4 @@
-"""`gpu-flows doctor`: each thing that can be wrong context a pool is found, with a way to fix it."""
+"""`gpu-flows doctor`: every check finds its faults, with a fix for each."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ FORM = {name: {} for name in GpuJobVariables.model_fields}
 @pytest.fixture
 def context() -> CheckContext:
     context = CheckContext("gpu")
-    # What the probe of Prefect would say, without the seconds it takes.
+    # The result of the Prefect probe, without the seconds that it takes.
     context.prefect = {"missing": [], "fields": list(FORM)}
     return context
 
@@ -50,7 +50,7 @@ def make_pool(form: dict[str, Any], **parts: Any) -> dict[str, Any]:
 
 
 def find_worst(check: Check, context: CheckContext) -> Finding:
-    """The finding that matters most."""
+    """The finding with the worst level."""
     order = ["ok", "info", "warn", "error"]
     return max(check(context), key=lambda finding: order.index(finding.level))
 
@@ -73,7 +73,7 @@ def test_server_does_not_answer(context: CheckContext) -> None:
         server_checks.check_worker,
         server_checks.check_blocks,
     ):
-        assert list(check(context)) == [], "result once, not five times"
+        assert list(check(context)) == [], "reported by the check of the server only"
 
 
 def test_server_without_a_password_is_a_warning(healthy: FakeServer, context: CheckContext) -> None:
@@ -286,8 +286,8 @@ def test_warehouse_is_damaged(context: CheckContext) -> None:
 
 def test_warehouse_is_not_writable(context: CheckContext, monkeypatch: pytest.MonkeyPatch) -> None:
     path = make_warehouse()
-    really = os.access  # root may write anything, so permissions alone do not show it
-    monkeypatch.setattr(os, "access", lambda place, how: Path(place) != path and really(place, how))
+    access = os.access  # replaced, because root may write whatever the permissions are
+    monkeypatch.setattr(os, "access", lambda place, how: Path(place) != path and access(place, how))
     found = find_worst(machine_checks.check_warehouse, context)
     assert (found.level, "not writable" in found.what) == ("error", True)
 

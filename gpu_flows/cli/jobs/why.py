@@ -98,7 +98,7 @@ def _draw_attempts(attempts: list[dict[str, Any]]) -> Table:
 
 
 def _explain_by_worker(status: Status, wanted: str) -> dict[str, Any] | None:
-    """What the worker's status tells of the run; None if it neither waits nor runs there."""
+    """The explanation from the worker's status; None if the run neither waits nor runs there."""
     job = pick_job([*status.waiting, *status.running], wanted)
     if job is None:
         return None
