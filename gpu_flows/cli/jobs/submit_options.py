@@ -36,9 +36,7 @@ class SubmitOptions:
     """The arguments and options of `submit`, as typed."""
 
     deployment: Annotated[Texts, typer.Argument(help="The name of a deployment, or FLOW/NAME.")] = None
-    gpus: Annotated[Count, _option("N", "Number of devices. The job gets all of them at the same time.")] = (
-        None
-    )
+    gpus: Annotated[Count, _option("N", "Number of devices, all at the same time.")] = None
     memory: Annotated[Number, _option("GB", "Memory that the job needs on each device.")] = None
     priority: Annotated[Count, _option("N", "Priority; a higher number is more urgent.")] = None
     priority_class: Annotated[
