@@ -1,4 +1,4 @@
-# Two commands do everything on a fresh machine: `make demo` and `make test`.
+# On a fresh machine, `make demo` and `make test` are all that is needed: both install what they use.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -12,28 +12,28 @@ PIP_ARGS := $(foreach name,PIP_INDEX_URL PIP_EXTRA_INDEX_URL PIP_TRUSTED_HOST,$(
 
 .PHONY: help demo up image test quick lint clean
 
-help:  ## Show what there is
+help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 16
 
 demo: $(VENV)/train  ## Run 20 real training jobs on a simulated cluster (ARGS=--keep keeps it running)
 	$(BIN)/gpu-flows demo $(ARGS)
 
-up: $(VENV)/train  ## Start server, pool, blocks and worker here
+up: $(VENV)/train  ## Start a Prefect server, a pool, its blocks and a worker on this machine
 	$(BIN)/gpu-flows up $(ARGS)
 
-image:  ## Build our training image (BASE=image TAG=name EXTRAS=train REQUIREMENTS="package ..." ARGS=--network=host)
+image:  ## Build the training image (BASE=image TAG=name EXTRAS=train REQUIREMENTS="package ..." ARGS=--network=host)
 	docker build -f deployments/Dockerfile -t '$(TAG)' --build-arg BASE='$(BASE)' \
 		--build-arg EXTRAS='$(EXTRAS)' --build-arg REQUIREMENTS='$(REQUIREMENTS)' $(PIP_ARGS) $(ARGS) .
 
-# Many servers and engines share few cores here, and now and then one starves: a test that fails is tried
-# once more, and the summary says which.
-test: $(VENV)/dev lint  ## Everything: linters, quick tests, tests with real engines
+# The tests start many servers and engines, and on few cores one of them sometimes times out. A test that
+# fails is therefore run once more; the summary lists such tests.
+test: $(VENV)/dev lint  ## Run everything: linters, quick tests, tests with real engines
 	$(BIN)/python -m pytest -n 2 --dist worksteal --reruns 1 -rR $(ARGS)
 
-quick: $(VENV)/dev  ## The quick tests alone, under two minutes
+quick: $(VENV)/dev  ## Run the quick tests, in under two minutes
 	$(BIN)/python -m pytest -n 2 -m "not slow" $(ARGS)
 
-lint: $(VENV)/dev  ## ruff, mypy and the order of the rooms
+lint: $(VENV)/dev  ## Run ruff, mypy and import-linter
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -44,14 +44,14 @@ $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) install --upgrade pip
 
-# The marks are newer than what they were made from, so an install happens once.
+# These empty files record an install, so that it runs again only after its inputs change.
 $(VENV)/train: $(VENV)/bin/python pyproject.toml constraints.txt
 	@echo "Installing gpu-flows and what it needs; this takes a minute or two ..."
 	$(PIP) install -c constraints.txt -e '.[train]'
 	@touch $@
 
 $(VENV)/dev: $(VENV)/bin/python pyproject.toml constraints.txt
-	@echo "Installing gpu-flows and the tools of its developers ..."
+	@echo "Installing gpu-flows and its development tools ..."
 	$(PIP) install -c constraints.txt -e '.[dev]'
 	@touch $@ $(VENV)/train
 

@@ -11,8 +11,8 @@ from analytics_history import History, T
 
 from gpu_flows.analytics.facts import Allocated, AttemptStarted, Departed, SavedWork
 from gpu_flows.analytics.recorded import Costs, costs
-from gpu_flows.cli.inputs import read
-from gpu_flows.cli.study import Study
+from gpu_flows.cli.simulation.inputs import read_inputs
+from gpu_flows.cli.simulation.options import SimulationOptions
 from gpu_flows.schedulers.traces import TraceError
 
 
@@ -83,8 +83,9 @@ def test_what_the_simulator_learns(history: History, tmp_path: Path) -> None:
 
 def test_a_simulation_takes_them_where_none_are_given(history: History, tmp_path: Path) -> None:
     history.ask("select 1")
-    asked = Study("1x2", workload="poisson:jobs=5", costs=tmp_path / "warehouse.duckdb", restart_seconds=60)
-    conditions = read(asked).conditions
+    costs = tmp_path / "warehouse.duckdb"
+    options = SimulationOptions("1x2", workload="poisson:jobs=5", costs=costs, restart_seconds=60)
+    conditions = read_inputs(options).conditions
     assert (conditions.checkpoint_s, conditions.restart_s, conditions.migration_s) == (3, 60, 4)
 
 

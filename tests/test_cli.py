@@ -1,4 +1,4 @@
-"""The command line as such: help, wrong usage, and a Prefect server that is absent or in a mood."""
+"""The command line in general: help, wrong usage, settings, and errors of the Prefect server."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ import sys
 from pathlib import Path
 
 import pytest
-from command_line.run import NOBODY, gpu_flows, refused
+from command_line.run import NO_SERVER_URL, expect_error, gpu_flows
 from command_line.server import FakeServer
-from command_line.worker import device, serve_here, waiting_job
+from command_line.worker import device, waiting_job, write_status
 
-from gpu_flows.cli import COMMANDS, load, parts
-from gpu_flows.cli.prefect_settings import page_of_run, setting
-from gpu_flows.cli.targets import parameters_of
+from gpu_flows.cli import COMMANDS, load
+from gpu_flows.cli.jobs.deployments import build_parameters
+from gpu_flows.cli.options import parse_assignments, parse_json_or_text
+from gpu_flows.cli.prefect_settings import build_run_url, read_setting
 
 pytest_plugins = ["command_line.fixtures"]
 pytestmark = pytest.mark.usefixtures("own_home")
@@ -39,30 +40,30 @@ def test_help_lists_every_command_and_imports_nothing_heavy() -> None:
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_every_command_helps_with_examples(name: str) -> None:
-    said = gpu_flows(name, "--help")
-    assert said.code == 0
-    assert name == "policy" or "Examples:\n    gpu-flows" in said.out
+def test_help_of_every_command_has_examples(name: str) -> None:
+    result = gpu_flows(name, "--help")
+    assert result.code == 0
+    assert name == "policy" or "Examples:\n    gpu-flows" in result.out
 
 
 @pytest.mark.parametrize("name", sorted(set(COMMANDS) - {"demo", "up", "policy"}))
-def test_the_examples_are_command_lines_that_parse(name: str) -> None:
+def test_examples_parse(name: str) -> None:
     command = load(name)
     lines = [line.strip() for line in command.epilog.splitlines() if line.startswith("  gpu-flows")]
     for line in lines:
         words = shlex.split(line.split(" | ")[0])
         assert words[:2] == ["gpu-flows", name]
-        command.make_context(name, words[2:])  # raises on an option there is not
+        command.make_context(name, words[2:])  # raises an error for an unknown option
 
 
-def test_the_examples_of_policy_parse_too() -> None:
+def test_examples_of_policy_parse() -> None:
     for name, command in load("policy").commands.items():
         for line in command.epilog.splitlines()[2:]:
             command.make_context(name, shlex.split(line)[3:])
 
 
 def test_commands_that_read_do_not_import_prefect() -> None:
-    serve_here(waiting=[waiting_job()], devices=[device()])
+    write_status(waiting=[waiting_job()], devices=[device()])
     code = (
         "import sys\nfrom gpu_flows.cli import main\n"
         "for words in (['queue'], ['gpus'], ['why', 'patient'], ['policies'], ['sql', '--list']):\n"
@@ -81,7 +82,7 @@ def test_version() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("words", "expected"),
     [
         (["qeue"], "Did you mean 'queue'?"),
         (["queue", "--limit", "many"], "--limit"),
@@ -97,52 +98,52 @@ def test_version() -> None:
         (["submit", "python", "train.py"], "gpu-flows submit -- python train.py"),
         (["submit", "train", "--", "true"], "not both"),
         (["submit", "--"], "no command after --"),
-        (["sql"], "Nothing is asked"),
-        (["sql", "select 1", "--file", "x.sql"], "Two questions"),
+        (["sql"], "No query is given"),
+        (["sql", "select 1", "--file", "x.sql"], "Two queries"),
         (["sql", "--file", "missing.sql"], "missing.sql"),
         (["sql", "select 1", "--json", "--csv"], "choose one"),
     ],
 )
-def test_wrong_usage_is_told_in_a_line_or_two_with_exit_code_2(words: list[str], says: str) -> None:
-    assert says in refused(gpu_flows(*words))
+def test_wrong_usage_is_a_short_error_with_exit_code_2(words: list[str], expected: str) -> None:
+    assert expected in expect_error(gpu_flows(*words))
 
 
 @pytest.mark.parametrize(
     "words",
     [["queue"], ["why", "x"], ["policy", "show"], ["policy", "set", "fifo"], ["submit", "--", "true"]],
 )
-def test_a_server_that_is_not_there_is_told_with_its_address(words: list[str]) -> None:
-    said = refused(gpu_flows(*words), code=1)
-    assert NOBODY in said
-    assert "prefect server start" in said
+def test_error_names_the_address_of_a_server_that_does_not_answer(words: list[str]) -> None:
+    error = expect_error(gpu_flows(*words), code=1)
+    assert NO_SERVER_URL in error
+    assert "prefect server start" in error
 
 
-def test_no_server_at_all_is_told_with_the_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_names_the_setting_if_no_server_is_configured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PREFECT_API_URL")
-    assert "PREFECT_API_URL" in refused(gpu_flows("queue"), code=1)
+    assert "PREFECT_API_URL" in expect_error(gpu_flows("queue"), code=1)
 
 
 @pytest.mark.parametrize("url", ["nonsense", "ftp://host/api", "http://[::1/api"])
-def test_an_address_that_is_none_is_told(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_names_an_invalid_server_address(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PREFECT_API_URL", url)
-    assert url in refused(gpu_flows("queue"), code=1)
+    assert url in expect_error(gpu_flows("queue"), code=1)
 
 
-# The server's moods
+# Answers of the server
 
 
-def test_a_password_that_is_missing_or_wrong_is_told(fake: FakeServer) -> None:
+def test_error_names_the_setting_for_a_missing_or_wrong_password(fake: FakeServer) -> None:
     fake.answers["/work_pools/gpu"] = 401, {"exception_message": "Unauthorized"}
-    assert "PREFECT_API_AUTH_STRING" in refused(gpu_flows("queue"), code=1)
+    assert "PREFECT_API_AUTH_STRING" in expect_error(gpu_flows("queue"), code=1)
 
 
-def test_the_password_of_the_settings_is_sent(fake: FakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_password_of_the_settings_is_sent(fake: FakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PREFECT_API_AUTH_STRING", "admin:secret")
     gpu_flows("queue")
-    assert fake.seen[0][1]["authorization"] == "Basic YWRtaW46c2VjcmV0"
+    assert fake.requests[0][1]["authorization"] == "Basic YWRtaW46c2VjcmV0"
 
 
-def test_a_busy_server_is_asked_again(fake: FakeServer) -> None:
+def test_request_is_repeated_while_the_server_is_busy(fake: FakeServer) -> None:
     answers = iter([(503, {}), (503, {}), (200, {"base_job_template": {}})])
     fake.answers["/work_pools/gpu"] = lambda headers: next(answers)
     fake.answers["/flow_runs/filter"] = 200, []
@@ -150,19 +151,19 @@ def test_a_busy_server_is_asked_again(fake: FakeServer) -> None:
     assert gpu_flows("queue").code == 0
 
 
-def test_a_job_is_submitted_once_however_often_the_server_is_asked(fake: FakeServer) -> None:
+def test_repeated_submission_has_the_same_idempotency_key(fake: FakeServer) -> None:
     run = {"id": "42", "name": "once", "state": {"name": "Scheduled"}, "state_type": "SCHEDULED"}
     answers = iter([(503, {}), (201, run)])
     fake.answers["/deployments/filter"] = 200, [{"id": "7", "name": "command", "work_pool_name": "gpu"}]
     fake.answers["/deployments/7/create_flow_run"] = lambda headers: next(answers)
     fake.answers["/work_pools/gpu/workers/filter"] = 200, []
     assert gpu_flows("submit", "--", "true").code == 0
-    first, second = [body for path, _, body in fake.seen if path.endswith("create_flow_run")]
+    first, second = [body for path, _, body in fake.requests if path.endswith("create_flow_run")]
     assert first == second
-    assert first["idempotency_key"], "by this the server knows the second for the first"
+    assert first["idempotency_key"], "the server recognises the repetition by it"
 
 
-def test_a_server_that_wants_its_token_back_gets_it(fake: FakeServer) -> None:
+def test_csrf_token_is_fetched_and_sent(fake: FakeServer) -> None:
     fake.answers["/work_pools/gpu"] = 200, {"base_job_template": {}}
     fake.answers["/csrf-token"] = 200, {"token": "abc"}
     fake.answers["/work_pools/gpu/workers/filter"] = 200, []
@@ -172,12 +173,12 @@ def test_a_server_that_wants_its_token_back_gets_it(fake: FakeServer) -> None:
     assert gpu_flows("queue").code == 0
 
 
-def test_a_failing_server_is_told_with_what_it_said(fake: FakeServer) -> None:
+def test_error_has_the_message_of_a_failing_server(fake: FakeServer) -> None:
     fake.answers["/work_pools/gpu"] = 500, {"exception_message": "Internal Server Error"}
-    assert "Internal Server Error" in refused(gpu_flows("queue"), code=1)
+    assert "Internal Server Error" in expect_error(gpu_flows("queue"), code=1)
 
 
-# Which server: as Prefect itself would find it
+# Prefect's settings
 
 _URL, _PASSWORD = "PREFECT_API_URL", "PREFECT_API_AUTH_STRING"
 _PROFILE = (
@@ -210,7 +211,7 @@ _PROFILE = (
         ({"elsewhere.toml": _PROFILE.format("b", _URL)}, {"PREFECT_PROFILES_PATH": "elsewhere.toml"}),
     ],
 )
-def test_the_server_is_found_where_prefect_finds_it(
+def test_settings_are_the_ones_that_prefect_finds(
     files: dict[str, str], environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from prefect.settings.models.root import Settings
@@ -223,20 +224,20 @@ def test_the_server_is_found_where_prefect_finds_it(
         Path(path).write_text(text)
     api = Settings().api
     secret = {_PASSWORD: api.auth_string, "PREFECT_API_KEY": api.key}
-    assert setting(_URL) == (api.url or "")
-    assert {name: setting(name) for name in secret} == {
+    assert read_setting(_URL) == (api.url or "")
+    assert {name: read_setting(name) for name in secret} == {
         name: value.get_secret_value() if value else "" for name, value in secret.items()
     }
 
 
-def test_a_run_has_its_page_in_the_ui() -> None:
-    assert page_of_run("42") == "http://127.0.0.1:9/runs/flow-run/42"
+def test_url_of_a_run_in_the_ui() -> None:
+    assert build_run_url("42") == "http://127.0.0.1:9/runs/flow-run/42"
 
 
-# submit: what becomes of parameters
+# submit: parameters
 
 
-def test_parameters_reach_inside_the_one_model_that_has_them() -> None:
+def test_parameter_sets_a_field_of_the_one_model_that_has_it() -> None:
     from prefect.utilities.callables import parameter_schema
 
     from gpu_flows.flows.train import train
@@ -244,16 +245,16 @@ def test_parameters_reach_inside_the_one_model_that_has_them() -> None:
     schema = json.loads(parameter_schema(train).model_dump_json())
     deployment = {"parameter_openapi_schema": schema, "parameters": {"config": {"size": 3}}}
     reached = {"config": {"size": 3, "model": "cnn", "epochs": 2}}
-    assert parameters_of(deployment, {"model": "cnn", "config.epochs": 2}) == reached
-    assert parameters_of(deployment, {"config": {"model": "cnn"}}) == {"config": {"model": "cnn"}}
-    assert deployment["parameters"] == {"config": {"size": 3}}, "the deployment's own are left alone"
+    assert build_parameters(deployment, {"model": "cnn", "config.epochs": 2}) == reached
+    assert build_parameters(deployment, {"config": {"model": "cnn"}}) == {"config": {"model": "cnn"}}
+    assert deployment["parameters"] == {"config": {"size": 3}}, "the deployment is not changed"
     with pytest.raises(Exception, match=r"no parameter 'modell'. It has: config"):
-        parameters_of(deployment, {"modell": "cnn"})
+        build_parameters(deployment, {"modell": "cnn"})
 
 
-def test_values_are_json_where_they_look_like_it() -> None:
+def test_values_are_parsed_as_json_if_they_are_json() -> None:
     given = ["a=1", "b=true", "c=[1, 2]", "d=cnn", "e=x=y", 'f="1"', "g="]
-    assert parts.assignments(given, "--param", parts.json_or_text) == {
+    assert parse_assignments(given, "--param", parse_json_or_text) == {
         "a": 1,
         "b": True,
         "c": [1, 2],

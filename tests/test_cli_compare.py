@@ -1,4 +1,4 @@
-"""`gpu-flows compare`, and what stands beside results: deadlines, moves, the best there is."""
+"""`gpu-flows compare`, and results with deadlines, moves and the optimum."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command_line.run import Said, gpu_flows, refused
-from command_line.study import simulate, write
+from command_line.run import CommandResult, expect_error, gpu_flows
+from command_line.simulation import simulate, write
 from rich.console import Console
 
-from gpu_flows.cli import inputs, parts
+from gpu_flows.cli import output
+from gpu_flows.cli.simulation import limits
 from gpu_flows.schedulers.simulation.optimum import Optimum
 from gpu_flows.schedulers.simulation.optimum import optimum as real_optimum
 
@@ -40,11 +41,11 @@ def due(tmp_path: Path) -> Path:
     )
 
 
-def test_deadlines_are_counted_and_shown_where_there_are_any(due: Path, trace: Path) -> None:
-    said = simulate(due, "--policy", "fifo", "--jobs-out", "out.csv", "--json")
-    [told] = said.json
-    assert list(told)[-2:] == ["deadlines", "deadlines_missed"]
-    assert (told["deadlines"], told["deadlines_missed"]) == (3, 2)
+def test_deadlines_are_counted_and_shown_if_there_are_any(due: Path, trace: Path) -> None:
+    result = simulate(due, "--policy", "fifo", "--jobs-out", "out.csv", "--json")
+    [figures] = result.json
+    assert list(figures)[-2:] == ["deadlines", "deadlines_missed"]
+    assert (figures["deadlines"], figures["deadlines_missed"]) == (3, 2)
     rows = list(csv.DictReader(Path("out.csv").read_text().splitlines()))
     assert [row["missed"] for row in rows] == ["false", "true", "", "true"]
     assert [row["priority"] for row in rows] == ["7", "0", "0", "0"]
@@ -60,11 +61,11 @@ def test_deadlines_are_counted_and_shown_where_there_are_any(due: Path, trace: P
     assert simulate(due, *words, command="compare").json["best"] in ("fifo", "edf")
 
 
-def header(said: Said) -> list[str]:
-    return said.out.splitlines()[2].split()
+def header(result: CommandResult) -> list[str]:
+    return result.out.splitlines()[2].split()
 
 
-def test_moves_have_a_column_where_there_are_any(trace: Path, tmp_path: Path) -> None:
+def test_moves_have_a_column_if_there_are_any(trace: Path, tmp_path: Path) -> None:
     elastic = write(
         tmp_path / "e.csv",
         "job_id,submit_time,num_gpus,duration,min_gpus,max_gpus",
@@ -78,10 +79,10 @@ def test_moves_have_a_column_where_there_are_any(trace: Path, tmp_path: Path) ->
 # compare
 
 
-def test_compare_sets_policies_against_the_first_and_the_bound(trace: Path) -> None:
-    told = simulate(trace, "--policies", "fifo,srtf", "--json", command="compare").json
-    assert (told["baseline"], told["best"]) == ("fifo", None)
-    fifo, srtf = told["policies"]
+def test_compare_relates_policies_to_the_first_and_to_the_bound(trace: Path) -> None:
+    comparison = simulate(trace, "--policies", "fifo,srtf", "--json", command="compare").json
+    assert (comparison["baseline"], comparison["best"]) == ("fifo", None)
+    fifo, srtf = comparison["policies"]
     assert list(fifo)[: len(KEYS)] == KEYS
     assert set(fifo["change"].values()) == {0.0}
     assert srtf["change"]["avg_turnaround_s"] == pytest.approx(50 / 85 - 1)
@@ -91,21 +92,21 @@ def test_compare_sets_policies_against_the_first_and_the_bound(trace: Path) -> N
 
 def test_compare_names_the_best(trace: Path) -> None:
     words = ["--policies", "fifo,srtf", "--best", "avg_turnaround_s"]
-    told = simulate(trace, *words, "--json", command="compare").json
-    assert told["best"] == "srtf"
-    assert [each["policy"] for each in told["policies"]] == ["srtf", "fifo"]
+    comparison = simulate(trace, *words, "--json", command="compare").json
+    assert comparison["best"] == "srtf"
+    assert [each["policy"] for each in comparison["policies"]] == ["srtf", "fifo"]
     drawn = simulate(trace, *words, command="compare").out
     assert "srtf has the best turnaround: 50.0." in drawn
     assert "50.0  -41.2%" in drawn
-    assert "There is no metric 'speed'" in refused(simulate(trace, "--best", "speed", command="compare"))
+    assert "There is no metric 'speed'" in expect_error(simulate(trace, "--best", "speed", command="compare"))
 
 
-def test_compare_tries_every_policy_that_applies(trace: Path) -> None:
-    told = simulate(trace, "--json", command="compare").json
-    names = [each["policy"] for each in told["policies"]]
+def test_compare_runs_every_policy_that_applies(trace: Path) -> None:
+    comparison = simulate(trace, "--json", command="compare").json
+    names = [each["policy"] for each in comparison["policies"]]
     assert names[0] == "fifo"
     assert {"fifo", "sjf", "srtf", "round_robin"} <= set(names)
-    left_out = told["left_out"]
+    left_out = comparison["left_out"]
     assert left_out["edf"] == "no job has a deadline"
     assert left_out["ffdl"] == "no job can run on more or fewer devices"
     assert {"edf", "afs_l", "ffdl"} == set(left_out)
@@ -118,31 +119,31 @@ def test_compare_tries_every_policy_that_applies(trace: Path) -> None:
     assert "Left out: " in simulate(trace, "--policy", "all").out
 
 
-def test_compare_shows_who_finished_and_p90_if_there_is_room(
+def test_compare_leaves_out_columns_in_a_narrow_terminal(
     trace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def shown() -> list[str]:
         return header(simulate(trace, "--policies", "fifo", command="compare"))
 
     assert shown()[:6] == ["policy", "finished", "makespan", "turnaround", "p50", "p90"]
-    monkeypatch.setattr(parts, "console", lambda: Console(width=130))
+    monkeypatch.setattr(output, "make_console", lambda: Console(width=130))
     assert shown()[:5] == ["policy", "makespan", "turnaround", "p50", "p99"]
-    monkeypatch.setattr(parts, "console", lambda: Console(width=80))
+    monkeypatch.setattr(output, "make_console", lambda: Console(width=80))
     assert shown() == ["policy", "fifo"]
 
 
-def test_help_tells_the_default_and_how_options_are_written() -> None:
-    said = " ".join(gpu_flows("compare", "--help").out.split())
-    assert "by default under all that apply" in said
-    assert "fifo:skip=true,placement=best_fit,sjf" in said
+def test_help_of_compare_explains_policy_options() -> None:
+    help_text = " ".join(gpu_flows("compare", "--help").out.split())
+    assert "by default under all that apply" in help_text
+    assert "fifo:skip=true,placement=best_fit,sjf" in help_text
 
 
-# The best there is
+# The optimum
 
 
-def test_the_optimum_stands_beside_the_results_of_a_few_jobs(trace: Path) -> None:
+def test_optimum_of_a_few_jobs_is_shown(trace: Path) -> None:
     [fifo] = simulate(trace, "--policy", "fifo", "--optimum", "--json").json
-    # Not preempting, the best is to let the short one and the small one go before the long one.
+    # Without preemption, the best schedule runs the short and the small job before the long one.
     assert fifo["optimum_proven"] is True
     assert fifo["lower_bound_turnaround_s"] <= fifo["optimum_turnaround_s"] < fifo["avg_turnaround_s"]
     assert fifo["optimum_makespan_s"] == fifo["makespan_s"] == 220
@@ -152,28 +153,28 @@ def test_the_optimum_stands_beside_the_results_of_a_few_jobs(trace: Path) -> Non
     assert plain["optimum_makespan_s"] is None
 
 
-def test_the_optimum_is_refused_where_it_cannot_be_found(trace: Path) -> None:
-    assert "leave those options out" in refused(simulate(trace, "--optimum", "--restart-seconds", "5"))
+def test_optimum_is_refused_for_many_jobs_and_costs(trace: Path) -> None:
+    assert "leave those options out" in expect_error(simulate(trace, "--optimum", "--restart-seconds", "5"))
     many = ("--workload", "poisson:jobs=16", "--cluster", "1x8", "--optimum")
-    said = refused(gpu_flows("simulate", *many, "--jobs-out", "out.csv"))
-    assert "up to 15 jobs" in said
-    assert "leave out --optimum" in said
+    error = expect_error(gpu_flows("simulate", *many, "--jobs-out", "out.csv"))
+    assert "up to 15 jobs" in error
+    assert "leave out --optimum" in error
     assert not Path("out.csv").exists()
 
 
-def test_what_the_optimum_does_not_model_is_told_by_its_columns(tmp_path: Path) -> None:
+def test_optimum_error_names_the_columns_that_it_does_not_model(tmp_path: Path) -> None:
     elastic = write(tmp_path / "e.csv", "job_id,submit_time,num_gpus,duration,max_gpus", "a,0,1,100,2")
-    said = refused(simulate(elastic, "--optimum"))
-    assert "leave out --optimum, or the columns gpu_memory_gb, min_gpus and max_gpus" in said
+    error = expect_error(simulate(elastic, "--optimum"))
+    assert "leave out --optimum, or the columns gpu_memory_gb, min_gpus and max_gpus" in error
 
 
-def test_a_schedule_that_meets_the_lower_bound_needs_no_other_proof(
+def test_schedule_that_meets_the_lower_bound_is_optimal(
     trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def unsure(*arguments: Any) -> Optimum:
         return replace(real_optimum(*arguments), proven=False)
 
-    monkeypatch.setattr(inputs, "optimum", unsure)
+    monkeypatch.setattr(limits, "optimum", unsure)
     one = write(tmp_path / "one.csv", "job_id,submit_time,num_gpus,duration", "a,0,2,100")
     assert "optimum (no preemption)" in simulate(one, "--optimum").out
     assert "best found (no preemption)" in simulate(trace, "--optimum").out

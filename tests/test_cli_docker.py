@@ -1,4 +1,4 @@
-"""The command line and Docker: containers from options and files, hosts, and the doctor's look at them."""
+"""The command line and Docker: containers from options and files, Docker hosts, and their checks."""
 
 from __future__ import annotations
 
@@ -11,19 +11,21 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
-from command_line.run import Said, gpu_flows, gpu_flows_process, refused
+from command_line.run import expect_error, gpu_flows, gpu_flows_process
 from command_line.server import FakeServer
-from command_line.worker import device, serve_here
+from command_line.user import User
+from command_line.worker import device, write_status
 from conftest import eventually
 from docker_hosts.daemon import Daemon
-from live import Pool
 
 from gpu_flows.blocks import GpuCluster
 from gpu_flows.bootstrap.local_stack import Stack, free_port
-from gpu_flows.cli import checks_docker, containers
-from gpu_flows.cli.checkup import Finding, Surroundings
-from gpu_flows.cli.pool_view import FORM
-from gpu_flows.prefect_api.container_request import CONTAINER_FLOW, LAUNCHERS, ContainerType
+from gpu_flows.cli.doctor.checks import CheckContext, Finding
+from gpu_flows.cli.doctor.docker_checks import check_docker
+from gpu_flows.cli.jobs import requests
+from gpu_flows.cli.jobs.pool_jobs import CONTAINER_FLOW
+from gpu_flows.prefect_api.container_request import CONTAINER_FLOW as FLOW_OF_WORKER
+from gpu_flows.prefect_api.container_request import LAUNCHERS, ContainerType
 
 pytest_plugins = ["command_line.fixtures", "docker_hosts.fixtures"]
 
@@ -34,13 +36,13 @@ MNIST = {
     "command": "python train.py --epochs 3",
     "required_gpus": 2,
 }
-SCHEMA = {"properties": {name: {} for name in containers.KEYS}}
+SCHEMA = {"properties": {name: {} for name in requests.KEYS}}
 CLUSTER_BLOCK = "/block_types/slug/gpu-cluster/block_documents/name/default"
 
 
 @pytest.fixture
 def pool(fake: FakeServer) -> FakeServer:
-    """A server with a pool that runs containers, and nobody who serves it."""
+    """A server with a pool that runs containers, and no worker."""
     found = {"id": "7", "name": "container", "work_pool_name": "gpu", "parameter_openapi_schema": SCHEMA}
     run = {"id": "42", "name": "mnist", "state": {"name": "Scheduled"}, "state_type": "SCHEDULED"}
     fake.answers["/deployments/filter"] = 200, [found]
@@ -51,11 +53,11 @@ def pool(fake: FakeServer) -> FakeServer:
     return fake
 
 
-def submitted(fake: FakeServer) -> list[dict[str, Any]]:
-    return [body for path, _, body in fake.seen if path.endswith("create_flow_run")]
+def list_submitted(fake: FakeServer) -> list[dict[str, Any]]:
+    return [body for path, _, body in fake.requests if path.endswith("create_flow_run")]
 
 
-def written(what: Any, name: str = "job.json") -> str:
+def write_json(what: Any, name: str = "job.json") -> str:
     Path(name).write_text(what if isinstance(what, str) else json.dumps(what))
     return name
 
@@ -63,14 +65,14 @@ def written(what: Any, name: str = "job.json") -> str:
 # submit --image
 
 
-def test_what_is_typed_becomes_the_form_and_job_variables(pool: FakeServer) -> None:
+def test_options_become_parameters_and_job_variables(pool: FakeServer) -> None:
     words = ["--image", "lab/mnist:1", "--gpus", "2", "--name", "mnist", "--memory", "4", "--user", "ada"]
     words += ["--mount", "/data:/data:ro", "--mount", "/out:/out", "--pull", "always", "--shm", "8"]
     words += ["--memory-limit", "16", "--cpus", "3.5", "--launcher", "torchrun", "--env", "A=b"]
     words += ["--registry-credentials", "lab", "--directory", "/workspace"]
-    said = gpu_flows("submit", *words, "--", "python", "train.py", "--name", "3 4")
-    assert said.code == 0, said
-    [body] = submitted(pool)
+    result = gpu_flows("submit", *words, "--", "python", "train.py", "--name", "3 4")
+    assert result.code == 0, result
+    [body] = list_submitted(pool)
     assert body["parameters"] == {
         "container_image": "lab/mnist:1",
         "command": "python train.py --name '3 4'",
@@ -101,48 +103,48 @@ def test_what_is_typed_becomes_the_form_and_job_variables(pool: FakeServer) -> N
         (["--shell", "--", "nvidia-smi && python train.py"], "sh -c 'nvidia-smi && python train.py'"),
     ],
 )
-def test_no_command_is_what_the_image_runs_and_a_shell_is_the_images(
-    words: list[str], command: str | None, pool: FakeServer
-) -> None:
+def test_command_in_a_container(words: list[str], command: str | None, pool: FakeServer) -> None:
     assert gpu_flows("submit", "--image", "img", *words).code == 0
-    assert submitted(pool)[0]["parameters"].get("command") == command
+    assert list_submitted(pool)[0]["parameters"].get("command") == command
 
 
-def test_a_deployments_flow_runs_in_an_image(pool: FakeServer) -> None:
+def test_deployment_runs_in_an_image(pool: FakeServer) -> None:
     assert gpu_flows("submit", "train", "--image", "gpu-flows", "--gpus", "4").code == 0
-    [body] = submitted(pool)
+    [body] = list_submitted(pool)
     assert (body["parameters"], body["job_variables"]) == ({}, {"image": "gpu-flows", "gpus": 4})
 
 
 @pytest.mark.parametrize("document", [None, {"data": {"runtime": "process"}}, {"data": {}}])
-def test_a_pool_of_processes_is_told_before_anything_is_submitted(document: Any, pool: FakeServer) -> None:
+def test_container_is_refused_by_a_pool_of_processes(document: Any, pool: FakeServer) -> None:
     pool.answers[CLUSTER_BLOCK] = (200, document) if document else (404, {})
-    said = refused(gpu_flows("submit", "--image", "img", "--", "true"), code=1)
-    assert "GPU Cluster block 'default'" in said
-    assert "gpu-flows up --docker" in said
-    assert submitted(pool) == []
+    error = expect_error(gpu_flows("submit", "--image", "img", "--", "true"), code=1)
+    assert "GPU Cluster block 'default'" in error
+    assert "gpu-flows up --docker" in error
+    assert list_submitted(pool) == []
 
 
-def test_a_pool_without_the_deployment_is_told(pool: FakeServer) -> None:
+def test_error_names_the_missing_deployment(pool: FakeServer) -> None:
     pool.answers["/deployments/filter"] = 200, []
-    assert "prefect deploy --name container" in refused(gpu_flows("submit", "--image", "img"), code=1)
+    assert "prefect deploy --name container" in expect_error(gpu_flows("submit", "--image", "img"), code=1)
 
 
-def test_what_the_server_refuses_is_told_by_its_option(pool: FakeServer) -> None:
+def test_error_names_the_option_that_the_server_refuses(pool: FakeServer) -> None:
     detail = "Validation failed for field 'required_gpus'. Failure reason: 9999 is greater than the maximum"
     pool.answers["/deployments/7/create_flow_run"] = 409, {"detail": detail}
-    assert "Error: --gpus: 9999 is greater" in refused(gpu_flows("submit", "--image", "i", "--gpus", "9999"))
-    file = written({**MNIST, "required_gpus": 9999})
-    said = refused(gpu_flows("submit", "--file", file))
-    assert "Error: job.json: required_gpus: 9999 is greater" in said
+    assert "Error: --gpus: 9999 is greater" in expect_error(
+        gpu_flows("submit", "--image", "i", "--gpus", "9999")
+    )
+    file = write_json({**MNIST, "required_gpus": 9999})
+    error = expect_error(gpu_flows("submit", "--file", file))
+    assert "Error: job.json: required_gpus: 9999 is greater" in error
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("words", "expected"),
     [
         (
             ["--mount", "/a:/b", "--", "true"],
-            "--mount is for jobs in containers.\nSay which one with --image",
+            "--mount is for jobs in containers.\nName the image with --image",
         ),
         (["--shm", "2", "--", "true"], "--shm is for jobs in containers"),
         (["--image", "i", "--pull", "sometimes"], "'sometimes' is none of if-not-present, always or never"),
@@ -158,24 +160,24 @@ def test_what_the_server_refuses_is_told_by_its_option(pool: FakeServer) -> None
     ],
 )
 @pytest.mark.usefixtures("own_home")
-def test_words_that_make_no_sense_are_told_without_a_server(words: list[str], says: str) -> None:
-    assert says in refused(gpu_flows("submit", *words))
+def test_invalid_options_are_refused_without_a_server(words: list[str], expected: str) -> None:
+    assert expected in expect_error(gpu_flows("submit", *words))
 
 
 # submit --file
 
 
-def test_schedulearns_own_request_is_taken_as_it_is(pool: FakeServer) -> None:
-    said = gpu_flows("submit", "--file", written(MNIST), "--priority", "7", "--json")
-    assert said.code == 0, said
-    assert said.json["id"] == "42"
-    [body] = submitted(pool)
+def test_request_of_schedulearn_is_accepted(pool: FakeServer) -> None:
+    result = gpu_flows("submit", "--file", write_json(MNIST), "--priority", "7", "--json")
+    assert result.code == 0, result
+    assert result.json["id"] == "42"
+    [body] = list_submitted(pool)
     assert body["parameters"] == {**MNIST, "type": "PyTorch"}
     assert (body["name"], body["job_variables"]) == ("mnist", {"priority": 7})
 
 
 @pytest.mark.parametrize(
-    ("said", "launcher"),
+    ("kind", "launcher"),
     [
         ("Pytorch", "auto"),
         ("PYTORCH", "auto"),
@@ -186,69 +188,69 @@ def test_schedulearns_own_request_is_taken_as_it_is(pool: FakeServer) -> None:
         (None, "auto"),
     ],
 )
-def test_types_are_known_however_they_are_spelled(said: str | None, launcher: str, tmp_path: Path) -> None:
+def test_spelling_of_types(kind: str | None, launcher: str, tmp_path: Path) -> None:
     file = tmp_path / "job.json"
-    file.write_text(json.dumps({**MNIST, "type": said}))
-    [order], _ = containers.read(file)
+    file.write_text(json.dumps({**MNIST, "type": kind}))
+    [order], _ = requests.read_requests(file)
     assert LAUNCHERS[order.parameters["type"]] == launcher
 
 
-def test_the_command_line_knows_what_the_worker_knows() -> None:
-    assert set(containers.TYPES.values()) == set(get_args(ContainerType)), (
-        "it does not import the flow, which is slow"
+def test_constants_agree_with_the_worker() -> None:
+    assert set(requests.TYPES.values()) == set(get_args(ContainerType)), (
+        "copied, because importing the flow is slow"
     )
-    assert FORM == CONTAINER_FLOW
+    assert CONTAINER_FLOW == FLOW_OF_WORKER
 
 
-def test_a_list_submits_them_all_and_answers_with_a_list(pool: FakeServer) -> None:
-    said = gpu_flows("submit", "--file", written([MNIST, {"container_image": "b"}]), "--json")
-    assert [each["id"] for each in said.json] == ["42", "42"]
-    assert [body["parameters"]["container_image"] for body in submitted(pool)] == ["lab/mnist:1", "b"]
+def test_list_of_jobs_is_submitted_and_printed_as_a_list(pool: FakeServer) -> None:
+    result = gpu_flows("submit", "--file", write_json([MNIST, {"container_image": "b"}]), "--json")
+    assert [each["id"] for each in result.json] == ["42", "42"]
+    assert [body["parameters"]["container_image"] for body in list_submitted(pool)] == ["lab/mnist:1", "b"]
     drawn = gpu_flows("submit", "--file", "job.json")
     assert drawn.out.splitlines()[0].split() == ["run", "id", "state", "message"]
     assert "2 jobs wait until one does" in drawn.err
 
 
 @pytest.mark.parametrize(
-    ("what", "says"),
+    ("what", "expected"),
     [
-        ("{", "job.json is no JSON"),
+        ("{", "job.json is not JSON"),
         ([], "empty list"),
-        (3, "job.json: this is no job: 3"),
-        ([MNIST, "x"], 'job.json, job 2: this is no job: "x"'),
+        (3, "job.json: this is not a job: 3"),
+        ([MNIST, "x"], 'job.json, job 2: this is not a job: "x"'),
         ({**MNIST, "colour": "x"}, "there is no key 'colour'.\nA job has: name, type"),
         ({**MNIST, "comand": "x"}, "Did you mean 'command'?"),
         ({**MNIST, "gpus": 2}, "there is no key 'gpus'.\nDid you mean 'required_gpus'?"),
         ({"command": "true"}, "job.json: container_image is missing"),
         ({**MNIST, "container_image": " "}, "container_image is missing"),
-        ({**MNIST, "container_image": ["a"]}, 'container_image is ["a"], and has to be a text'),
+        ({**MNIST, "container_image": ["a"]}, 'container_image is ["a"], but must be a text'),
         ({**MNIST, "command": ["python", "x"]}, "command is"),
-        ({**MNIST, "required_gpus": "2"}, 'required_gpus is "2", and has to be a whole number'),
+        ({**MNIST, "required_gpus": "2"}, 'required_gpus is "2", but must be a whole number'),
         ({**MNIST, "required_gpus": 0}, "required_gpus is 0"),
         ({**MNIST, "required_gpus": True}, "required_gpus is true"),
         ({**MNIST, "required_gpus": 1.5}, "required_gpus is 1.5"),
         ([MNIST, {**MNIST, "type": "Caffe"}], "job.json, job 2: type is 'Caffe', which is none of PyTorch"),
     ],
 )
-def test_a_file_that_makes_no_sense_submits_nothing(what: Any, says: str, pool: FakeServer) -> None:
-    assert says in refused(gpu_flows("submit", "--file", written(what)))
-    assert submitted(pool) == []
+def test_invalid_file_submits_nothing(what: Any, expected: str, pool: FakeServer) -> None:
+    assert expected in expect_error(gpu_flows("submit", "--file", write_json(what)))
+    assert list_submitted(pool) == []
 
 
-def test_what_is_refused_halfway_says_how_many_went_before(pool: FakeServer) -> None:
+def test_error_counts_the_jobs_submitted_before_a_refused_one(pool: FakeServer) -> None:
     run = {"id": "42", "name": "a", "state": {}, "state_type": "SCHEDULED"}
     detail = "Validation failed for field 'required_gpus'. Failure reason: 9999 is too much"
     answers = iter([(201, run), (409, {"detail": detail})])
     pool.answers["/deployments/7/create_flow_run"] = lambda headers: next(answers)
-    said = refused(gpu_flows("submit", "--file", written([MNIST, {**MNIST, "required_gpus": 9999}])))
-    assert "job.json, job 2: required_gpus: 9999 is too much." in said
-    assert "1 of 2 jobs were submitted before it." in said
+    error = expect_error(gpu_flows("submit", "--file", write_json([MNIST, {**MNIST, "required_gpus": 9999}])))
+    assert "job.json, job 2: required_gpus: 9999 is too much." in error
+    assert "1 of 2 jobs were submitted before it." in error
 
 
 # queue and gpus
 
 
-def test_the_queue_knows_what_a_form_asks_for(pool: FakeServer) -> None:
+def test_queue_shows_the_gpus_of_a_container_job(pool: FakeServer) -> None:
     run = {
         "id": "42",
         "name": "mnist",
@@ -259,22 +261,25 @@ def test_the_queue_knows_what_a_form_asks_for(pool: FakeServer) -> None:
     }
     answers = iter([(200, [run]), (200, [])])
     pool.answers["/flow_runs/filter"] = lambda headers: next(answers)
-    pool.answers["/deployments/filter"] = 200, [{"id": "7", "entrypoint": FORM, "job_variables": {}}]
+    pool.answers["/deployments/filter"] = (
+        200,
+        [{"id": "7", "entrypoint": CONTAINER_FLOW, "job_variables": {}}],
+    )
     assert gpu_flows("queue", "--json").json["waiting"][0]["gpus"] == 3
 
 
-def test_gpus_tells_once_why_a_host_is_down(pool: FakeServer) -> None:
+def test_gpus_shows_once_why_a_host_is_down(pool: FakeServer) -> None:
     why = "Docker host gpu2 does not answer: Connection refused"
     down = [device(node="gpu2", index=i, healthy=False, detail=why, jobs=[]) for i in range(2)]
-    serve_here(devices=[device(), *down], trouble="The devices stay as they are: because.")
-    said = gpu_flows("gpus").out
-    assert said.count(why) == 1
-    assert f"gpu2 is down. {why}" in said
-    assert said.count(" down ") == 2
-    assert "The devices stay as they are" in said
+    write_status(devices=[device(), *down], trouble="The devices stay as they are: because.")
+    printed = gpu_flows("gpus").out
+    assert printed.count(why) == 1
+    assert f"gpu2 is down. {why}" in printed
+    assert printed.count(" down ") == 2
+    assert "The devices stay as they are" in printed
 
 
-def test_gpus_without_a_worker_shows_what_docker_hosts_declare(pool: FakeServer) -> None:
+def test_gpus_without_a_worker_shows_declared_devices_of_docker_hosts(pool: FakeServer) -> None:
     cluster = GpuCluster.of(hosts=["one=unix:///x,gpus=2,model=V100,memory_gb=16", "two=ssh://y"])
     pool.answers[CLUSTER_BLOCK] = 200, {"data": json.loads(cluster.model_dump_json())}
     found = gpu_flows("gpus", "--json").json
@@ -288,7 +293,7 @@ def test_gpus_without_a_worker_shows_what_docker_hosts_declare(pool: FakeServer)
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("words", "expected"),
     [
         (["--docker-host", "gpu1"], "not of the form NAME=ADDRESS"),
         (["--docker-host", "gpu1=unix:///x,gpu=4"], "settings are gpu_access, gpus"),
@@ -304,90 +309,80 @@ def test_gpus_without_a_worker_shows_what_docker_hosts_declare(pool: FakeServer)
     ],
 )
 @pytest.mark.usefixtures("own_home")
-def test_hosts_that_make_no_sense_are_told_before_anything_starts(words: list[str], says: str) -> None:
-    assert says in refused(gpu_flows("up", *words))
+def test_invalid_hosts_are_refused_before_anything_starts(words: list[str], expected: str) -> None:
+    assert expected in expect_error(gpu_flows("up", *words))
 
 
 # doctor
 
 
-def found_by_doctor(fake: FakeServer, cluster: GpuCluster | dict[str, Any]) -> list[Finding]:
+def run_docker_check(fake: FakeServer, cluster: GpuCluster | dict[str, Any]) -> list[Finding]:
     data = json.loads(cluster.model_dump_json()) if isinstance(cluster, GpuCluster) else cluster
     fake.answers[CLUSTER_BLOCK] = 200, {"data": data}
     fake.answers["/admin/version"] = 200, "3.8.8"
-    return list(checks_docker.docker(Surroundings("gpu")))
+    return list(check_docker(CheckContext("gpu")))
 
 
 def levels(found: list[Finding]) -> list[str]:
     return [each.level for each in found]
 
 
-def test_a_host_that_does_not_answer_is_an_error_with_a_way_to_mend_it(pool: FakeServer) -> None:
+def test_unreachable_host_is_an_error_with_a_fix(pool: FakeServer) -> None:
     hosts = ["gone=unix:///nowhere/docker.sock,gpus=1", "port=tcp://127.0.0.1:9,insecure=true,gpus=1"]
-    gone, insecure, port = found_by_doctor(pool, GpuCluster.of(hosts=hosts))
+    gone, insecure, port = run_docker_check(pool, GpuCluster.of(hosts=hosts))
     assert (gone.level, "systemctl start docker" in gone.fix) == ("error", True)
     assert "gone (unix:///nowhere/docker.sock) does not answer this machine: " in gone.what
     assert (insecure.level, "root" in insecure.what, "--tlsverify" in insecure.fix) == ("warn", True, True)
     assert (port.level, "Connection refused" in port.what) == ("error", True)
 
 
-def test_a_block_that_makes_no_sense_is_an_error(pool: FakeServer) -> None:
+def test_invalid_block_is_an_error(pool: FakeServer) -> None:
     hosts = [{"name": "a", "url": "tcp://x:2375"}]
-    [found] = found_by_doctor(pool, {"runtime": "docker", "hosts": hosts})
+    [found] = run_docker_check(pool, {"runtime": "docker", "hosts": hosts})
     assert (found.level, "tcp without TLS" in found.what) == ("error", True)
 
 
-def test_an_engine_that_answers_is_looked_at_closely(pool: FakeServer, engine: Daemon) -> None:
+def test_checks_of_an_engine_that_answers(pool: FakeServer, engine: Daemon) -> None:
     cluster = GpuCluster.of(hosts=[f"one={engine.url},gpus=4", f"two={engine.url}"])
-    found = found_by_doctor(pool, cluster)
-    said = [each for each in found if each.what.startswith(("Docker host one", "Host one has 4"))]
-    assert levels(said) == ["ok", "ok"]
+    found = run_docker_check(pool, cluster)
+    result = [each for each in found if each.what.startswith(("Docker host one", "Host one has 4"))]
+    assert levels(result) == ["ok", "ok"]
     [image] = [each for each in found if "probe image" in each.what]
     assert (image.level, "make image" in image.fix) == ("error", True)
     [access] = [each for each in found if "containers GPUs" in each.what]
     assert (access.level, "nvidia-ctk" in access.fix) == ("warn", True)
 
     cluster.containers.probe_image, cluster.containers.network = "bare:test", "nowhere"
-    found = found_by_doctor(pool, cluster)
+    found = run_docker_check(pool, cluster)
     assert [each.level for each in found if "probe image" in each.what] == ["ok"]
     [first, _] = [each for each in found if "no network 'nowhere'" in each.what]
     assert (first.level, first.fix) == ("error", f"docker -H {engine.url} network create nowhere")
 
 
-def test_a_server_that_containers_cannot_reach_is_told(pool: FakeServer, engine: Daemon) -> None:
+def test_warning_if_containers_cannot_reach_the_server(pool: FakeServer, engine: Daemon) -> None:
     if not engine.gateway:
         pytest.skip("this engine's containers share the network of the machine")
-    found = found_by_doctor(pool, GpuCluster.of(hosts=[f"one={engine.url},gpus=4"]))
+    found = run_docker_check(pool, GpuCluster.of(hosts=[f"one={engine.url},gpus=4"]))
     [reach] = [each for each in found if "cannot reach the Prefect server" in each.what]
     assert (reach.level, engine.gateway in reach.what) == ("warn", True)
 
 
-# For real
-
-
-class Person:
-    """Somebody at a terminal, with a pool whose jobs run in containers."""
-
-    def __init__(self, stack: Stack, directory: Path) -> None:
-        self.stack, self.directory, self.pool = stack, directory, Pool(stack, flow="container")
-
-    def types(self, *words: str) -> Said:
-        return gpu_flows_process(*words, env=self.stack.environment(), cwd=self.directory)
+# With a real engine
 
 
 @pytest.mark.slow
-def test_containers_are_submitted_from_options_and_from_a_file(
+def test_containers_run_from_options_and_from_a_file(
     new_stack: Callable[..., Stack], engine: Daemon, tmp_path: Path
 ) -> None:
     dead = f"dead=unix://{tmp_path}/nobody.sock,gpus=1"
-    person = Person(new_stack("", hosts=[f"one={engine.url},gpus=4", dead]), tmp_path)
+    user = User(new_stack("", hosts=[f"one={engine.url},gpus=4", dead]), tmp_path, flow="container")
     line = "echo $NVIDIA_VISIBLE_DEVICES $COLOUR; df -m /dev/shm | tail -1; pwd"
     words = ["--image", "bare:test", "--gpus", "2", "--name", "first", "--env", "COLOUR=red", "--shm", "2"]
-    said = person.types("submit", *words, "--directory", "/tmp", "--wait", "--shell", "--", line)
-    assert said.code == 0, said
-    run = person.types("why", "first", "--json").json
+    result = user.run("submit", *words, "--directory", "/tmp", "--wait", "--shell", "--", line)
+    assert result.code == 0, result
+    run = user.run("why", "first", "--json").json
     assert (run["state"], run["gpus"]) == ("Completed", 2)
-    logs = eventually(lambda: person.pool.logs(run["id"]), "its output, in its logs").splitlines()
+    logs = eventually(lambda: user.pool.logs(run["id"]), "its output, in its logs").splitlines()
     assert (logs[0], logs[1].split()[1], logs[2]) == ("SIM-one-0,SIM-one-1 red", "2048", "/tmp")
 
     jobs = [
@@ -401,22 +396,22 @@ def test_containers_are_submitted_from_options_and_from_a_file(
         {"name": "b", "type": "as it is", "container_image": "bare:test", "command": "sh -c 'exit 3'"},
     ]
     (tmp_path / "jobs.json").write_text(json.dumps(jobs))
-    said = person.types("submit", "--file", "jobs.json", "--wait", "--json")
-    assert said.code == 1, "one of them failed"
-    assert [(each["run"], each["state"]) for each in said.json] == [("a", "Completed"), ("b", "Failed")]
-    assert "exit code 3" in said.json[1]["message"]
+    result = user.run("submit", "--file", "jobs.json", "--wait", "--json")
+    assert result.code == 1, "one of them failed"
+    assert [(each["run"], each["state"]) for each in result.json] == [("a", "Completed"), ("b", "Failed")]
+    assert "exit code 3" in result.json[1]["message"]
 
-    assert "dead is down" not in person.types("gpus").out, "of one device, on its own line"
-    assert "Docker host dead does not answer" in person.types("gpus").out
-    found = person.types("doctor", "--json").json["findings"]
+    assert "dead is down" not in user.run("gpus").out, "a node with one device has no line of its own"
+    assert "Docker host dead does not answer" in user.run("gpus").out
+    found = user.run("doctor", "--json").json["findings"]
     seen = {each["level"]: each["what"] for each in found if each["check"] == "docker"}
     assert "Docker host dead" in seen["error"]
-    refusal = person.types("submit", "--image", "bare:test", "--mount", "/etc:/etc", "--wait", "--", "true")
+    refusal = user.run("submit", "--image", "bare:test", "--mount", "/etc:/etc", "--wait", "--", "true")
     assert (refusal.code, "Refused" in refusal.out, "mount roots" in refusal.out) == (1, True, True)
 
 
 @pytest.mark.slow
-def test_up_with_docker_says_where_and_runs_a_container(engine: Daemon, tmp_path: Path) -> None:
+def test_up_with_docker_runs_a_container(engine: Daemon, tmp_path: Path) -> None:
     port = free_port()
     stack = Stack(tmp_path / "home", port=port)  # for its environment alone
     env = {**stack.environment(), "DOCKER_HOST": engine.url}
@@ -424,19 +419,19 @@ def test_up_with_docker_says_where_and_runs_a_container(engine: Daemon, tmp_path
     with (tmp_path / "up.log").open("w") as log:
         up = subprocess.Popen(command, env=env, stdout=log, stderr=log, start_new_session=True)
     try:
-        said = (tmp_path / "up.log").read_text
+        read_log = (tmp_path / "up.log").read_text
 
         def ready() -> bool:
-            assert up.poll() is None, said()
-            return "Ready." in said()
+            assert up.poll() is None, read_log()
+            return "Ready." in read_log()
 
         eventually(ready, "it is up", patience_s=180)
-        assert "Runtime: Docker, on this machine's engine" in said()
-        assert "local (this machine): Docker " in said()
+        assert "Runtime: Docker, on this machine's engine" in read_log()
+        assert "local (this machine): Docker " in read_log()
         words = ["submit", "--image", "bare:test", "--gpus", "2", "--wait", "--", "echo", "6 * 7"]
         done = gpu_flows_process(*words, env=env, cwd=tmp_path)
-        assert done.code == 0, (done, said())
+        assert done.code == 0, (done, read_log())
     finally:
         up.send_signal(signal.SIGTERM)
         up.wait(60)
-    assert "Stopped" in said()
+    assert "Stopped" in read_log()

@@ -1,4 +1,4 @@
-"""What `gpu-flows simulate` writes: a row for every job, facts and charts."""
+"""The files that `gpu-flows simulate` writes: a row for every job, facts and charts."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command_line.run import EVIL, gpu_flows, refused
-from command_line.study import simulate, write
+from command_line.run import HOSTILE_TEXT, expect_error, gpu_flows
+from command_line.simulation import simulate, write
 
-from gpu_flows.cli import simulate as module
+from gpu_flows.cli.simulation import running
 from gpu_flows.schedulers.simulation.simulator import simulate as real_simulation
 
 pytest_plugins = ["command_line.fixtures"]
@@ -59,53 +59,53 @@ def test_a_row_for_every_job_as_csv_and_json(trace: Path) -> None:
         *(("--charts", "file"), ("--charts", "file/charts")),
     ],
 )
-def test_an_output_that_cannot_be_written_is_refused_before_the_work(
+def test_unwritable_output_is_refused_before_the_simulation(
     trace: Path, monkeypatch: pytest.MonkeyPatch, option: str, path: str
 ) -> None:
     def never(*arguments: Any) -> Any:
         raise AssertionError("it was simulated")
 
-    monkeypatch.setattr(module, "run_simulation", never)
+    monkeypatch.setattr(running, "simulate", never)
     write(Path("file"), "mine")
     Path("folder.csv").mkdir()
-    assert option in refused(simulate(trace, option, path))
+    assert option in expect_error(simulate(trace, option, path))
     assert Path("file").read_text() == "mine\n"
 
 
-def test_trying_outputs_leaves_nothing_behind(trace: Path) -> None:
+def test_check_of_outputs_leaves_no_files(trace: Path) -> None:
     before = sorted(Path.cwd().iterdir())
     outputs = ["--jobs-out", "new/deep/jobs.csv", "--warehouse", "new/w.duckdb", "--charts", "drawn/svg"]
-    assert "no trace format" in refused(simulate(trace, *outputs, "--format", "nope"))
+    assert "no trace format" in expect_error(simulate(trace, *outputs, "--format", "nope"))
     assert sorted(Path.cwd().iterdir()) == before
     assert simulate(trace, *outputs).code == 0
     assert all(Path(path).exists() for path in outputs[1::2])
 
 
-def test_results_are_told_even_if_they_cannot_be_written(
+def test_results_are_printed_even_if_an_output_cannot_be_written(
     trace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def in_the_way(*arguments: Any) -> Any:
         Path("jobs.csv.d/out.csv").mkdir(parents=True, exist_ok=True)
         return real_simulation(*arguments)
 
-    monkeypatch.setattr(module, "run_simulation", in_the_way)
+    monkeypatch.setattr(running, "simulate", in_the_way)
     words = ["--policy", "fifo", "--jobs-out", "jobs.csv.d/out.csv", "--charts", "charts", "--json"]
     for command in ("simulate", "compare"):
         if (blocking := Path("jobs.csv.d/out.csv")).exists():
             blocking.rmdir()
-        said = simulate(trace, *words, command=command)
-        assert said.code == 1
-        assert "jobs.csv.d/out.csv cannot be written" in said.err
-        assert "Traceback" not in said.err
-        assert said.json
+        result = simulate(trace, *words, command=command)
+        assert result.code == 1
+        assert "jobs.csv.d/out.csv cannot be written" in result.err
+        assert "Traceback" not in result.err
+        assert result.json
         assert Path("charts/turnaround.svg").exists()
 
 
 # Charts and facts
 
 
-def test_charts_are_sound_svg_whatever_jobs_are_called(tmp_path: Path) -> None:
-    name = EVIL.replace("\n", " ").replace(",", "")
+def test_charts_are_valid_svg_whatever_the_names_of_jobs(tmp_path: Path) -> None:
+    name = HOSTILE_TEXT.replace("\n", " ").replace(",", "")
     trace = write(tmp_path / "t.csv", "job_id,submit_time,num_gpus,duration", f"{name}<&>,0,1,90000")
     assert simulate(trace, "--charts", "deep/charts", "--policy", "fifo,fifo:skip=true").code == 0
     drawn = {path.name: path.read_text() for path in Path("deep/charts").iterdir()}
@@ -119,7 +119,7 @@ def test_charts_are_sound_svg_whatever_jobs_are_called(tmp_path: Path) -> None:
         xml.dom.minidom.parseString(text)
 
 
-def test_facts_go_into_a_warehouse_that_is_a_trace_too(trace: Path) -> None:
+def test_warehouse_of_a_simulation_can_be_used_as_a_trace(trace: Path) -> None:
     simulate(trace, "--policy", "fifo,srtf", "--warehouse", "w.duckdb")
     simulate(trace, "--policy", "fifo,srtf", "--warehouse", "w.duckdb")  # changes nothing
     rows = gpu_flows("sql", "--database", "w.duckdb", "experiments", "--json").json
@@ -130,7 +130,7 @@ def test_facts_go_into_a_warehouse_that_is_a_trace_too(trace: Path) -> None:
     assert len({row["experiment"] for row in rows}) == 1
 
     warehouse = Path("w.duckdb")
-    several = refused(simulate(warehouse, "--policy", "fifo"))
+    several = expect_error(simulate(warehouse, "--policy", "fifo"))
     assert "2 pools" in several
     pool = several.partition("pool=")[2].partition(".")[0]
     [again] = simulate(warehouse, "--format", f"warehouse:pool={pool}", "--policy", "srtf", "--json").json
@@ -138,7 +138,7 @@ def test_facts_go_into_a_warehouse_that_is_a_trace_too(trace: Path) -> None:
     assert any("not recorded" in each for each in again["caveats"])
 
 
-def test_a_warehouse_is_never_made_of_somebody_elses_file(trace: Path) -> None:
+def test_warehouse_never_overwrites_another_file(trace: Path) -> None:
     before = trace.read_text()
-    assert "no DuckDB file" in refused(simulate(trace, "--warehouse", str(trace)))
+    assert "not a DuckDB file" in expect_error(simulate(trace, "--warehouse", str(trace)))
     assert trace.read_text() == before

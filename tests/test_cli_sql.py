@@ -1,4 +1,4 @@
-"""`gpu-flows sql`: questions in, tables, JSON and CSV out, and nothing that a value could do."""
+"""`gpu-flows sql`: tables, JSON and CSV, and the escaping of values."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import duckdb
 import pytest
-from command_line.run import EVIL, Said, gpu_flows, gpu_flows_process, refused
+from command_line.run import HOSTILE_TEXT, CommandResult, expect_error, gpu_flows, gpu_flows_process
 
 pytest_plugins = ["command_line.fixtures"]
 pytestmark = pytest.mark.usefixtures("own_home")
@@ -21,24 +21,24 @@ def warehouse(tmp_path: Path) -> str:
     with duckdb.connect(str(path)) as made:
         made.execute("create table jobs (name varchar, gpus integer, cost decimal(6, 2), ended timestamptz)")
         made.execute("insert into jobs values ('=1+1', -2, 1.50, '2026-01-02 03:04:05+00')")
-        made.execute("insert into jobs values (?, 3, null, null)", [EVIL])
+        made.execute("insert into jobs values (?, 3, null, null)", [HOSTILE_TEXT])
     return str(path)
 
 
-def sql(warehouse: str, *words: str) -> Said:
+def sql(warehouse: str, *words: str) -> CommandResult:
     return gpu_flows("sql", "--database", warehouse, *words)
 
 
-def test_sql_draws_a_table_whose_values_do_nothing(warehouse: str) -> None:
-    said = sql(warehouse, "select * from jobs")
-    assert said.code == 0
-    assert "=1+1" in said.out
-    assert "x\\x1b[2J[red]\\u202eevil\\n=1" in said.out
-    assert "\x1b" not in said.out
-    assert said.err == "(2 rows)\n"
+def test_sql_escapes_values_in_a_table(warehouse: str) -> None:
+    result = sql(warehouse, "select * from jobs")
+    assert result.code == 0
+    assert "=1+1" in result.out
+    assert "x\\x1b[2J[red]\\u202eevil\\n=1" in result.out
+    assert "\x1b" not in result.out
+    assert result.err == "(2 rows)\n"
 
 
-def test_sql_answers_in_json(warehouse: str) -> None:
+def test_sql_prints_json(warehouse: str) -> None:
     rows = sql(warehouse, "--json", "select *, 'nan'::double as nothing, 1 as gpus from jobs").json
     assert rows[0] == {
         "name": "=1+1",
@@ -48,15 +48,15 @@ def test_sql_answers_in_json(warehouse: str) -> None:
         "nothing": None,
         "gpus_1": 1,
     }
-    assert rows[1]["name"] == EVIL
+    assert rows[1]["name"] == HOSTILE_TEXT
 
 
-def test_sql_answers_in_csv_without_formulas(warehouse: str) -> None:
+def test_sql_prints_csv_without_formulas(warehouse: str) -> None:
     lines = sql(warehouse, "--csv", "select name, gpus, cost, '@x' as \"+sum\" from jobs limit 1").out
     assert lines == "name,gpus,cost,'+sum\n'=1+1,-2,1.5,'@x\n"
 
 
-def test_sql_comes_from_stdin_or_a_file(warehouse: str, tmp_path: Path) -> None:
+def test_sql_is_read_from_stdin_or_a_file(warehouse: str, tmp_path: Path) -> None:
     typed = gpu_flows_process(
         "sql", "--database", warehouse, "--csv", "-", env={**os.environ}, stdin="select 41 + 1 as answer"
     )
@@ -64,19 +64,19 @@ def test_sql_comes_from_stdin_or_a_file(warehouse: str, tmp_path: Path) -> None:
     (tmp_path / "q.sql").write_text("select $n + 1 as answer")
     assert sql(warehouse, "--file", "q.sql", "--param", "n=41", "--csv").out == "answer\n42\n"
     (tmp_path / "empty.sql").write_text(" \n")
-    assert "empty" in refused(sql(warehouse, "--file", "empty.sql"))
+    assert "empty" in expect_error(sql(warehouse, "--file", "empty.sql"))
 
 
-def test_sql_lists_the_stored_questions() -> None:
+def test_sql_lists_the_stored_queries() -> None:
     listed = {each["name"]: each for each in gpu_flows("sql", "--list", "--json").json}
     assert listed["slowest_jobs"]["parameters"][0]["name"] == "limit"
     assert listed["slowest_jobs"]["question"] in gpu_flows("sql", "--list").out
 
 
-def test_sql_says_when_rows_are_left_out(warehouse: str) -> None:
-    said = sql(warehouse, "from range(5000)")
-    assert len(said.out.splitlines()) == 1001
-    assert "Only the first 1,000 rows" in said.err
+def test_sql_notes_that_rows_are_left_out(warehouse: str) -> None:
+    result = sql(warehouse, "from range(5000)")
+    assert len(result.out.splitlines()) == 1001
+    assert "Only the first 1,000 rows" in result.err
     whole = sql(warehouse, "from range(5000)", "--csv")
     assert len(whole.out.splitlines()) == 5001
     assert whole.err == ""
@@ -84,7 +84,7 @@ def test_sql_says_when_rows_are_left_out(warehouse: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("question", "says"),
+    ("question", "expected"),
     [
         ("selec 1", "selec"),
         ("drop table jobs", "Only questions"),
@@ -92,19 +92,19 @@ def test_sql_says_when_rows_are_left_out(warehouse: str) -> None:
         ("no_such_question", "There are: "),
     ],
 )
-def test_sql_that_cannot_be_answered_is_told(warehouse: str, question: str, says: str) -> None:
-    said = sql(warehouse, question)
-    assert (said.code, said.out) == (1, "")
-    assert says in said.err
-    assert "Traceback" not in said.err
+def test_invalid_query_is_an_error(warehouse: str, question: str, expected: str) -> None:
+    result = sql(warehouse, question)
+    assert (result.code, result.out) == (1, "")
+    assert expected in result.err
+    assert "Traceback" not in result.err
 
 
-def test_sql_without_a_warehouse_says_when_it_appears(tmp_path: Path) -> None:
-    said = refused(gpu_flows("sql", "select 1"), code=1)
-    assert str(tmp_path / "home" / "warehouse.duckdb") in said
+def test_sql_without_a_warehouse_names_its_path(tmp_path: Path) -> None:
+    error = expect_error(gpu_flows("sql", "select 1"), code=1)
+    assert str(tmp_path / "home" / "warehouse.duckdb") in error
 
 
-def test_a_reader_that_goes_away_is_no_failure_of_ours(warehouse: str) -> None:
+def test_closed_pipe_is_not_an_error(warehouse: str) -> None:
     line = (
         f"{sys.executable} -m gpu_flows.cli sql --database {warehouse} --csv 'from range(200000)' | head -1"
     )

@@ -1,4 +1,4 @@
-"""What the command line shows of a pool: its line, its devices and its policies, from the worker."""
+"""The commands that show a pool: queue, why, gpus and policies, mostly with a local worker."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command_line.run import EVIL, gpu_flows, gpu_flows_process, refused
+from command_line.run import HOSTILE_TEXT, expect_error, gpu_flows, gpu_flows_process
 from command_line.server import FakeServer
-from command_line.worker import device, running_job, serve_here, waiting_job
+from command_line.worker import device, running_job, waiting_job, write_status
 from nvml.standin import StandIn
 
 from gpu_flows.schedulers.policy import PolicyError, make_policy, policies
@@ -23,65 +23,67 @@ pytestmark = pytest.mark.usefixtures("own_home")
 # queue, why, gpus
 
 
-def test_the_queue_shows_who_waits_and_why() -> None:
-    serve_here(waiting=[waiting_job(), waiting_job("next", fix="Ask for less.")], running=[running_job()])
-    said = gpu_flows("queue")
-    assert said.code == 0
-    assert "1  patient  ada      2         3  3m 20s  1st in the queue, needs 2 GPUs on one node" in said.out
-    assert "Ask for less." in said.out
-    assert "SIM-node-1-0" not in said.out
-    assert "2 waiting, 1 running in pool 'gpu', policy fifo." in said.out
+def test_queue_shows_waiting_jobs_with_their_reasons() -> None:
+    write_status(waiting=[waiting_job(), waiting_job("next", fix="Ask for less.")], running=[running_job()])
+    result = gpu_flows("queue")
+    assert result.code == 0
+    assert (
+        "1  patient  ada      2         3  3m 20s  1st in the queue, needs 2 GPUs on one node" in result.out
+    )
+    assert "Ask for less." in result.out
+    assert "SIM-node-1-0" not in result.out
+    assert "2 waiting, 1 running in pool 'gpu', policy fifo." in result.out
     both = gpu_flows("queue", "--all").out
     assert "busy     bob      1         0  1m 05s  SIM-node-1-0" in both
     assert "patient" not in gpu_flows("queue", "--running").out
 
 
-def test_the_queue_as_json_has_everything() -> None:
-    serve_here(waiting=[waiting_job(str(n)) for n in range(60)], running=[running_job()])
+def test_queue_as_json_has_every_job() -> None:
+    write_status(waiting=[waiting_job(str(n)) for n in range(60)], running=[running_job()])
     view = gpu_flows("queue", "--json").json
     assert (view["source"], view["policy"]["name"]) == ("worker", "fifo")
     assert [job["position"] for job in view["waiting"]] == list(range(1, 61))
     assert view["running"][0]["devices"] == ["SIM-node-1-0"]
 
 
-def test_a_long_queue_is_cut_and_says_so() -> None:
-    serve_here(waiting=[waiting_job(f"job-{n}") for n in range(60)])
-    said = gpu_flows("queue").out
-    assert "job-49" in said
-    assert "job-50" not in said
-    assert "10 more" in said
+def test_long_queue_is_cut_with_a_note() -> None:
+    write_status(waiting=[waiting_job(f"job-{n}") for n in range(60)])
+    printed = gpu_flows("queue").out
+    assert "job-49" in printed
+    assert "job-50" not in printed
+    assert "10 more" in printed
     assert "job-59" in gpu_flows("queue", "--limit", "0").out
 
 
-def test_a_queue_tells_of_a_policy_that_was_put_aside() -> None:
-    serve_here(policy={"name": "mine", "options": {}, "serving": "fifo", "error": "It answered nonsense."})
-    said = gpu_flows("queue").out
-    assert "policy mine (put aside, fifo serves)" in said
-    assert "It answered nonsense." in said
+def test_queue_shows_that_the_policy_failed() -> None:
+    write_status(policy={"name": "mine", "options": {}, "serving": "fifo", "error": "It answered nonsense."})
+    printed = gpu_flows("queue").out
+    assert "policy mine (failed, fifo decides)" in printed
+    assert "It answered nonsense." in printed
 
 
-def test_a_status_that_is_old_is_not_believed() -> None:
-    serve_here(at=0.0, waiting=[waiting_job()])
-    assert gpu_flows("queue").code == 1  # and asks the server, which is not there
+def test_old_status_is_ignored() -> None:
+    write_status(at=0.0, waiting=[waiting_job()])
+    assert gpu_flows("queue").code == 1  # the command turns to the server, and none answers
 
 
-def test_names_do_nothing_to_the_terminal() -> None:
-    serve_here(
-        waiting=[waiting_job(EVIL, user=EVIL, why=EVIL)],
-        running=[running_job(EVIL)],
-        devices=[device(jobs=[EVIL], model=EVIL)],
+def test_names_are_escaped() -> None:
+    write_status(
+        waiting=[waiting_job(HOSTILE_TEXT, user=HOSTILE_TEXT, why=HOSTILE_TEXT)],
+        running=[running_job(HOSTILE_TEXT)],
+        devices=[device(jobs=[HOSTILE_TEXT], model=HOSTILE_TEXT)],
     )
-    for words in (["queue", "--all"], ["gpus"], ["why", EVIL]):
-        said = gpu_flows(*words).out
-        assert "\x1b" not in said
-        assert "\u202e" not in said
-        assert "x\\x1b[2J[red]\\u202eevil" in said, "spelled out, and no markup"
-    assert "\x1b" not in refused(gpu_flows("why", f"nobody{EVIL}"), code=1)
+    for words in (["queue", "--all"], ["gpus"], ["why", HOSTILE_TEXT]):
+        printed = gpu_flows(*words).out
+        assert "\x1b" not in printed
+        assert "\u202e" not in printed
+        assert "x\\x1b[2J[red]\\u202eevil" in printed, "escaped, and no markup"
+    assert "\x1b" not in expect_error(gpu_flows("why", f"nobody{HOSTILE_TEXT}"), code=1)
 
 
 @pytest.mark.parametrize("run", ["patient", "11111111", "11111111-aaaa-4aaa-8aaa-000000000001"])
 def test_why_explains_a_waiting_run(run: str) -> None:
-    serve_here(waiting=[waiting_job(fix="Ask for less.")], running=[running_job()])
+    write_status(waiting=[waiting_job(fix="Ask for less.")], running=[running_job()])
     found = gpu_flows("why", run, "--json").json
     assert (found["run"], found["state"], found["place"]) == ("patient", "waiting", 1)
     assert (found["reason"], found["fix"]) == ("capacity", "Ask for less.")
@@ -89,30 +91,30 @@ def test_why_explains_a_waiting_run(run: str) -> None:
     assert "needs 2 GPUs on one node" in gpu_flows("why", run).out
 
 
-def test_why_tells_where_a_run_runs() -> None:
-    serve_here(running=[running_job()])
+def test_why_shows_the_devices_of_a_running_job() -> None:
+    write_status(running=[running_job()])
     found = gpu_flows("why", "busy", "--json").json
     assert (found["state"], found["devices"], found["attempt"]) == ("running", ["SIM-node-1-0"], 1)
 
 
-def test_the_beginning_of_two_ids_is_not_enough() -> None:
-    serve_here(waiting=[waiting_job("a"), waiting_job("b", id="11111111-aaaa-4aaa-8aaa-000000000009")])
-    assert "Give more of the id" in refused(gpu_flows("why", "11111111"))
+def test_ambiguous_id_prefix_is_an_error() -> None:
+    write_status(waiting=[waiting_job("a"), waiting_job("b", id="11111111-aaaa-4aaa-8aaa-000000000009")])
+    assert "Give more of the id" in expect_error(gpu_flows("why", "11111111"))
 
 
-def test_of_two_runs_with_one_name_the_newer_is_meant() -> None:
+def test_newest_run_of_a_name_is_explained() -> None:
     newer = waiting_job("twin", id="33333333-aaaa-4aaa-8aaa-000000000003", submitted=2e9)
-    serve_here(waiting=[waiting_job("twin"), newer])
+    write_status(waiting=[waiting_job("twin"), newer])
     assert gpu_flows("why", "twin", "--json").json["id"] == newer["id"]
 
 
-def test_gpus_shows_devices_as_the_worker_reads_them() -> None:
+def test_gpus_shows_the_readings_of_the_worker() -> None:
     silent = {"utilization": None, "memory_used_mb": None, "power_w": None, "temperature_c": None}
     sick = device(index=1, healthy=False, detail="Xid 79: GPU has fallen off the bus", jobs=[], **silent)
-    serve_here(devices=[device(), sick])
-    said = gpu_flows("gpus").out.splitlines()
-    assert " ".join(said[1].split()) == "node-1 0 GTX 1080 Ti 87% 5.5 / 11 GB 201 W 66 C ok busy"
-    assert " ".join(said[2].split()).endswith("- - / 11 GB - - Xid 79: GPU has fallen off the bus -")
+    write_status(devices=[device(), sick])
+    printed = gpu_flows("gpus").out.splitlines()
+    assert " ".join(printed[1].split()) == "node-1 0 GTX 1080 Ti 87% 5.5 / 11 GB 201 W 66 C ok busy"
+    assert " ".join(printed[2].split()).endswith("- - / 11 GB - - Xid 79: GPU has fallen off the bus -")
     assert gpu_flows("gpus", "--json").json["source"] == "worker"
 
 
@@ -125,7 +127,7 @@ def test_gpus_without_a_worker_reads_the_driver(nvml: StandIn) -> None:
     assert (gpu["id"], gpu["model"], gpu["utilization"]) == ("GPU-a", "NVIDIA A100", 37)
 
 
-def test_gpus_without_worker_and_driver_shows_what_is_declared(fake: FakeServer) -> None:
+def test_gpus_without_worker_and_driver_shows_declared_devices(fake: FakeServer) -> None:
     nodes = [{"count": 2, "gpus": 1, "model": "V100", "memory_gb": 16.0}]
     fake.answers["/work_pools/gpu"] = 200, {"base_job_template": {}}
     path = "/block_types/slug/gpu-cluster/block_documents/name/default"
@@ -135,17 +137,17 @@ def test_gpus_without_worker_and_driver_shows_what_is_declared(fake: FakeServer)
     assert [each["id"] for each in found["devices"]] == ["SIM-node-1-0", "SIM-node-2-0"]
 
 
-def test_without_any_device_gpus_says_why() -> None:
-    said = refused(gpu_flows("gpus"), code=1)
-    assert "NVML" in said
-    assert "prefect worker start --pool gpu" in said
+def test_gpus_without_any_device_is_an_error_with_the_reason() -> None:
+    error = expect_error(gpu_flows("gpus"), code=1)
+    assert "NVML" in error
+    assert "prefect worker start --pool gpu" in error
 
 
 # policies
 
 
 def test_policies_are_listed_with_rules_options_and_bounds() -> None:
-    serve_here(policy={"name": "round_robin", "options": {}, "serving": "round_robin", "error": ""})
+    write_status(policy={"name": "round_robin", "options": {}, "serving": "round_robin", "error": ""})
     listed = {each["name"]: each for each in gpu_flows("policies", "--json").json["policies"]}
     assert set(listed) == set(policies())
     assert [name for name, each in listed.items() if each["in_force"]] == ["round_robin"]
@@ -153,32 +155,30 @@ def test_policies_are_listed_with_rules_options_and_bounds() -> None:
     assert options["utilization_threshold"]["allowed"] == "number, > 0, <= 100"
     assert options["sharing"]["allowed"] == "exclusive | shared"
     assert options["wait_for_turn"]["default"] is False
-    said = gpu_flows("policies").out
-    assert "round_robin (in force)" in said
-    assert policies()["fifo"].rule() in said
+    printed = gpu_flows("policies").out
+    assert "round_robin (in force)" in printed
+    assert policies()["fifo"].rule() in printed
 
 
-def test_policies_are_listed_where_nobody_serves() -> None:
-    said = gpu_flows("policies")
-    assert said.code == 0
-    assert "(in force)" not in said.out
+def test_policies_are_listed_without_a_worker() -> None:
+    result = gpu_flows("policies")
+    assert result.code == 0
+    assert "(in force)" not in result.out
 
 
 @pytest.mark.parametrize(
     ("name", "options"),
     [("lifo", {}), ("os:system", {}), ("fifo", {"nope": 1}), ("fifo", {"utilization_threshold": 900})],
 )
-def test_a_policy_that_makes_no_sense_is_refused_in_the_registrys_words(
-    name: str, options: dict[str, Any]
-) -> None:
+def test_policy_set_reports_the_error_of_the_registry(name: str, options: dict[str, Any]) -> None:
     words = [word for key, value in options.items() for word in ("--option", f"{key}={value}")]
     with pytest.raises(PolicyError) as complaint:
         make_policy(name, options)
-    assert str(complaint.value) in refused(gpu_flows("policy", "set", name, *words))
+    assert str(complaint.value) in expect_error(gpu_flows("policy", "set", name, *words))
 
 
-def test_watching_tells_it_again_and_again_until_interrupted() -> None:
-    status = serve_here(devices=[device()])
+def test_watch_prints_updates_until_interrupted() -> None:
+    status = write_status(devices=[device()])
     watching = subprocess.Popen(
         [sys.executable, "-m", "gpu_flows.cli", "gpus", "--watch", "--json"],
         stdout=subprocess.PIPE,
@@ -187,7 +187,7 @@ def test_watching_tells_it_again_and_again_until_interrupted() -> None:
     assert watching.stdout is not None
     seen = []
     for busy in (10.0, 20.0):
-        serve_here(devices=[device(utilization=busy)])
+        write_status(devices=[device(utilization=busy)])
         while True:
             found = json.loads(watching.stdout.readline())
             if found["devices"][0]["utilization"] == busy:

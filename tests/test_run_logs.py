@@ -8,6 +8,7 @@ from uuid import uuid4
 from fake_prefect import FakePrefect
 
 from gpu_flows.prefect_api.run_logs import OUTPUT, WORKER, RunLogs
+from gpu_flows.runtimes.docker.output import LogLine
 
 SECOND_US = 1_000_000
 

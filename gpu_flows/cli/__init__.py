@@ -1,11 +1,19 @@
-"""The command line, `gpu-flows`: which commands there are, and how one is found and run.
+"""The command line, `gpu-flows`: the list of commands, and how one is found and run.
 
-A command is a function with typer annotations, in a module that is imported when the command is
-called and not before: help has to come at once, and Prefect alone takes seconds to import. Its
-docstring is its help, and `@examples` of `gpu_flows.cli.parts` adds the examples. A name that
-leads to a `typer.Typer` is a group of commands.
+Here belong the commands and what only they need: their options, their output, their error messages, and
+a small client of the Prefect API. Anything that a worker or a flow needs too belongs in another package.
 
-Exit codes: 0 done, 1 something failed or was not found, 2 wrong usage or bad input.
+A command is a module with a function of the same name: `queue` is `queue` in `jobs/queue.py`. To add one:
+
+1. Write the function with typer annotations. Its docstring is its help, and `@examples` from
+   `gpu_flows.cli.options` adds the examples. A `typer.Typer` in place of the function is a group of
+   subcommands (see `policy.py`).
+2. Add its name, its line of help and its package to `_COMMANDS_BY_PACKAGE` below.
+
+A command's module is imported only when the command is called. This keeps `gpu-flows --help` fast, since
+Prefect alone takes seconds to import. For the same reason this module imports nothing heavy.
+
+Exit codes: 0 success, 1 something failed or was not found, 2 wrong usage or bad input.
 """
 
 from __future__ import annotations
@@ -20,28 +28,55 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from gpu_flows import __version__
-from gpu_flows.cli.problem import BAD_INPUT, FAILED, INTERRUPTED, Problem
+from gpu_flows.cli.errors import BAD_INPUT, FAILED, INTERRUPTED, CommandError
 
-# Name -> (the one line that `gpu-flows --help` shows, where the command is).
+# In the order of `gpu-flows --help`: a package, and its commands with the line of help that is shown there.
+_COMMANDS_BY_PACKAGE = [
+    (
+        "gpu_flows.cli",
+        {
+            "demo": "Run 20 training jobs on a simulated cluster.",
+            "up": "Start a Prefect server, a pool, its blocks and a worker here.",
+        },
+    ),
+    (
+        "gpu_flows.cli.jobs",
+        {
+            "submit": "Submit a job: a command, a container, or a run of a deployment.",
+            "queue": "List waiting jobs with their reasons, and running jobs.",
+            "why": "Explain one run: why it waits, where it runs, or how it ended.",
+            "cancel": "Cancel waiting and running runs.",
+        },
+    ),
+    (
+        "gpu_flows.cli",
+        {
+            "gpus": "Show every device with its load, its health and its jobs.",
+            "policies": "List the available policies with their options.",
+            "policy": "Show or change the policy of a pool.",
+        },
+    ),
+    (
+        "gpu_flows.cli.simulation",
+        {
+            "simulate": "Run a workload on a simulated cluster.",
+            "compare": "Compare policies on the same workload.",
+        },
+    ),
+    ("gpu_flows.cli", {"sql": "Query the warehouse: SQL, or a stored query."}),
+    ("gpu_flows.cli.doctor", {"doctor": "Check the setup, and show how to fix what is wrong."}),
+]
+
+# Name -> (line of help, where the command is).
 COMMANDS = {
-    "demo": ("See it all at work on a simulated cluster.", "gpu_flows.cli.demo:demo"),
-    "up": ("Start server, pool, blocks and worker in one go.", "gpu_flows.cli.up:up"),
-    "submit": ("Put a job in line: a command, a container, or a deployment.", "gpu_flows.cli.submit:submit"),
-    "queue": ("List who waits, and why; also who runs.", "gpu_flows.cli.queue:queue"),
-    "why": ("Explain one run: why it waits, where it runs, how it ended.", "gpu_flows.cli.why:why"),
-    "cancel": ("Stop runs, whatever they are at.", "gpu_flows.cli.cancel:cancel"),
-    "gpus": ("Show every device, and how it does.", "gpu_flows.cli.gpus:gpus"),
-    "policies": ("List the policies there are, with their options.", "gpu_flows.cli.policies:policies"),
-    "policy": ("Show or change the policy that decides.", "gpu_flows.cli.policy:policy"),
-    "simulate": ("Run a workload on a virtual cluster.", "gpu_flows.cli.simulate:simulate"),
-    "compare": ("Set policies side by side on the same workload.", "gpu_flows.cli.compare:compare"),
-    "sql": ("Ask the warehouse: SQL, or a stored question.", "gpu_flows.cli.sql:sql"),
-    "doctor": ("Check everything around, and tell how to fix it.", "gpu_flows.cli.doctor:doctor"),
+    name: (line, f"{package}.{name}:{name}")
+    for package, commands in _COMMANDS_BY_PACKAGE
+    for name, line in commands.items()
 }
 
 
 class Commands(TyperGroup):
-    """Knows every command by its line of help, and imports only the one that is called."""
+    """Lists every command by its line of help, and imports only the one that is called."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
@@ -54,23 +89,23 @@ class Commands(TyperGroup):
 
 
 def load(name: str) -> Any:
-    """The real command of this name."""
-    from gpu_flows.cli import parts
+    """Import the command of this name and return it."""
+    from gpu_flows.cli.options import add_command
 
     module, _, attribute = COMMANDS[name][1].partition(":")
     found = getattr(import_module(module), attribute)
     if isinstance(found, typer.Typer):
         return typer.main.get_command(found)
-    alone = typer.Typer(rich_markup_mode=None, add_completion=False)
-    parts.add(alone, name, found)
-    return typer.main.get_command(alone)
+    single = typer.Typer(rich_markup_mode=None, add_completion=False)
+    add_command(single, name, found)
+    return typer.main.get_command(single)
 
 
 app = typer.Typer(
     cls=Commands,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
-    epilog="`gpu-flows COMMAND --help` tells more about a command, with examples.",
+    epilog="`gpu-flows COMMAND --help` describes a command, with examples.",
 )
 
 
@@ -92,12 +127,12 @@ def gpu_flows(
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run one command line and end the process with its exit code."""
     for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):  # a narrow terminal encoding is no reason to fail
+        if hasattr(stream, "reconfigure"):  # a terminal's narrow encoding must not make a command fail
             stream.reconfigure(errors="backslashreplace")
     try:
         code = _run(list(sys.argv[1:] if arguments is None else arguments) or ["--help"])
         sys.stdout.flush()
-    except BrokenPipeError:  # whoever reads us has seen enough
+    except BrokenPipeError:  # the reader has closed the pipe, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = FAILED
     sys.exit(code)
@@ -107,13 +142,13 @@ def _run(arguments: list[str]) -> int:
     try:
         code = app(arguments, prog_name="gpu-flows", standalone_mode=False)
         return code if isinstance(code, int) else 0
-    except Problem as problem:
-        print(f"Error: {problem}", file=sys.stderr)
-        return problem.exit_code
+    except CommandError as error:
+        print(f"Error: {error}", file=sys.stderr)
+        return error.exit_code
     except (KeyboardInterrupt, typer.Abort):
         return INTERRUPTED
     except Exception as error:
-        if not hasattr(error, "format_message"):  # ours to fix, so with a traceback
+        if not hasattr(error, "format_message"):  # not a usage error, so a bug: show the traceback
             raise
         context = getattr(error, "ctx", None)
         print(f"Error: {error.format_message()}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""`gpu-flows demo`: the whole product at work in two minutes, on nothing but this machine's CPU."""
+"""`gpu-flows demo`: real training jobs under two policies in two minutes, on this machine's CPU."""
 
 from __future__ import annotations
 
@@ -10,106 +10,114 @@ import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn
 
-from gpu_flows.cli.parts import console, examples, show, table
-from gpu_flows.cli.problem import Problem
+from gpu_flows.cli.errors import CommandError
+from gpu_flows.cli.options import examples
+from gpu_flows.cli.output import make_console, make_table, show
+from gpu_flows.common.retry import wait_until
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from gpu_flows.bootstrap.local_stack import Stack
+    from gpu_flows.cli.prefect_client import PrefectClient
 
 CLUSTER = "3x4:GTX 1080 Ti:11"
 POOL = "gpu"
 MODELS = ("mlp", "cnn", "lstm", "transformer")
 SIZES = (1, 2, 4, 1, 3, 2, 1, 4, 2, 1)  # devices of each job, the same under both policies
-PATIENCE_S = 600.0
+JOBS_TIMEOUT_S, FACTS_TIMEOUT_S = 600.0, 30.0
+COLUMNS = (
+    *("policy", "jobs", "makespan_s", "avg_turnaround_s", "avg_queueing_s"),
+    *("allocation", "utilization"),
+)
 
 
 @dataclass(frozen=True, slots=True)
-class Half:
-    """Ten jobs under one policy."""
+class Batch:
+    """Ten jobs that are submitted under one policy, and their progress bar."""
 
-    policy: str
     runs: list[str]
+    bar: Any
 
 
 @examples(
-    "gpu-flows demo           run it, see the table, leave nothing behind",
-    "gpu-flows demo --keep    and keep server and worker, to look around in the Prefect UI",
+    "gpu-flows demo           run the demo, print the table, remove everything",
+    "gpu-flows demo --keep    keep server and worker, to look around in the Prefect UI",
 )
 def demo(
     keep: Annotated[bool, typer.Option("--keep", help="Keep everything running until Ctrl-C.")] = False,
 ) -> None:
-    """Run 20 real training jobs on a simulated cluster, and swap the policy halfway.
+    """Run 20 real training jobs on a simulated cluster, and switch the policy halfway.
 
-    A private Prefect server, a work pool and a worker start on this machine. Ten jobs are
-    submitted under FIFO; while they run, the scheduler block is switched to Round Robin and ten
-    more come in. At the end SQL tells how each policy did.
+    A private Prefect server, a work pool and a worker start on this machine. Ten jobs are submitted under
+    FIFO. While they run, the scheduler block is switched to Round Robin and ten more jobs are submitted. At
+    the end an SQL query compares the policies.
     """
     from gpu_flows.bootstrap.local_stack import Stack, StackError
 
-    signal.signal(signal.SIGTERM, _interrupt)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # like Ctrl-C
     home = Path(tempfile.mkdtemp(prefix="gpu-flows-demo-"))
-    screen = console()
+    console = make_console()
     try:
         with Stack(home, pool=POOL) as stack:
             os.environ.update(stack.environment())
-            _bring_up(stack, screen)
-            halves = _run_both_halves(stack, screen)
-            show(_comparison(home / "warehouse.duckdb", halves))
+            _start(stack, console)
+            _run_both_batches(stack, console)
+            show(_draw_comparison(home / "warehouse.duckdb"))
             if keep:
-                _linger(stack, screen)
+                _keep_running(stack, console)
             else:
-                screen.print("\nTo look around in the Prefect UI afterwards: gpu-flows demo --keep")
+                console.print("\nTo look around in the Prefect UI afterwards: gpu-flows demo --keep")
     except StackError as error:
-        raise Problem(str(error)) from None
+        raise CommandError(str(error)) from None
     except KeyboardInterrupt:
-        screen.print("\nStopped; nothing is left running.")
+        console.print("\nStopped; nothing is left running.")
     finally:
         shutil.rmtree(home, ignore_errors=True)
 
 
-def _bring_up(stack: Any, screen: Any) -> None:
+def _start(stack: Stack, console: Console) -> None:
     steps = (
         ("Starting a private Prefect server", stack.start_server),
-        (f"Making the pool, its blocks and a simulated cluster ({CLUSTER})", lambda: stack.set_up(CLUSTER)),
+        (f"Creating the pool, its blocks and a simulated cluster ({CLUSTER})", lambda: stack.set_up(CLUSTER)),
         ("Deploying prefect.yaml", stack.deploy),
         ("Starting the worker", stack.start_worker),
     )
-    for words, step in steps:
-        began = time.monotonic()
-        with screen.status(f"{words} ..."):
+    for title, step in steps:
+        started = time.monotonic()
+        with console.status(f"{title} ..."):
             step()
-        screen.print(f"{words}: {time.monotonic() - began:.1f} s")
-    screen.print(f"Prefect UI: {stack.ui_url}\n")
+        console.print(f"{title}: {time.monotonic() - started:.1f} s")
+    console.print(f"Prefect UI: {stack.ui_url}\n")
 
 
-def _run_both_halves(stack: Any, screen: Any) -> list[Half]:
-    from gpu_flows.cli.server import Server
+def _run_both_batches(stack: Stack, console: Console) -> None:
+    from gpu_flows.cli.prefect_client import PrefectClient
 
-    server = Server()
-    deployment = server.get("/deployments/name/train/train")["id"]
-    bars = Progress(
-        SpinnerColumn(),
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[news]}"),
-        console=screen,
-    )
-    with bars:
-        first = Half("fifo", _submit(server, deployment, seed=0))
-        lines = [(first, bars.add_task("10 jobs under FIFO", total=10, news=""))]
-        _watch(server, bars, lines, until_done=6)
+    client = PrefectClient()
+    deployment = client.get("/deployments/name/train/train")["id"]
+    columns = SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
+    with Progress(*columns, TextColumn("{task.fields[states]}"), console=console) as bars:
+        batches: list[Batch] = []
+
+        def submit(title: str) -> None:
+            runs = _submit(client, deployment, seed=len(batches))
+            batches.append(Batch(runs, bars.add_task(title, total=len(runs), states="")))
+
+        submit("10 jobs under FIFO")
+        _wait_for_jobs(client, bars, batches, count=6)
         stack.run([sys.executable, "-m", "gpu_flows.cli", "policy", "set", "round_robin"])
-        bars.console.print("Swapped the scheduler block to Round Robin; nothing was restarted.")
-        second = Half("round_robin", _submit(server, deployment, seed=1))
-        lines.append((second, bars.add_task("10 more under Round Robin", total=10, news="")))
-        _watch(server, bars, lines, until_done=20)
-    return [first, second]
+        bars.console.print("Switched the scheduler block to Round Robin; nothing was restarted.")
+        submit("10 more under Round Robin")
+        _wait_for_jobs(client, bars, batches, count=20)
 
 
-def _submit(server: Any, deployment: str, seed: int) -> list[str]:
+def _submit(client: PrefectClient, deployment: str, seed: int) -> list[str]:
     runs = []
     for number, gpus in enumerate(SIZES):
         config = {
@@ -120,64 +128,56 @@ def _submit(server: Any, deployment: str, seed: int) -> list[str]:
             "seed": seed,
         }
         body = {"parameters": {"config": config}, "job_variables": {"gpus": gpus}, "tags": ["demo"]}
-        runs.append(str(server.post(f"/deployments/{deployment}/create_flow_run", body)["id"]))
+        runs.append(str(client.post(f"/deployments/{deployment}/create_flow_run", body)["id"]))
     return runs
 
 
-def _watch(server: Any, bars: Any, lines: list[tuple[Half, Any]], until_done: int) -> None:
-    """Draw how far the jobs are, until so many have ended."""
-    deadline = time.monotonic() + PATIENCE_S
-    while time.monotonic() < deadline:
-        ended = 0
-        for half, bar in lines:
-            wanted = {"flow_runs": {"id": {"any_": half.runs}}}
-            states = [run["state"]["type"] for run in server.post("/flow_runs/filter", wanted)]
-            done = sum(state in ("COMPLETED", "FAILED", "CRASHED", "CANCELLED") for state in states)
-            wrong = done - states.count("COMPLETED")
-            news = f"{states.count('RUNNING')} running, {states.count('SCHEDULED')} waiting"
-            bars.update(bar, completed=done, news=news + (f", {wrong} went wrong" if wrong else ""))
-            ended += done
-        if ended >= until_done:
-            return
-        time.sleep(0.5)
-    raise Problem(f"The jobs have not ended within {PATIENCE_S:.0f} s.", "See worker.log with --keep.")
+def _wait_for_jobs(client: PrefectClient, bars: Progress, batches: list[Batch], count: int) -> None:
+    """Update the progress bars until so many jobs have ended."""
+
+    def enough_ended() -> bool:
+        return sum(_update_bar(client, bars, batch) for batch in batches) >= count
+
+    if not wait_until(enough_ended, JOBS_TIMEOUT_S, every_s=0.5):
+        raise CommandError(
+            f"The jobs have not ended within {JOBS_TIMEOUT_S:.0f} s.", "See worker.log with --keep."
+        )
 
 
-def _comparison(database: Path, halves: list[Half]) -> Any:
-    """Per policy, read back by SQL once the last fact is in."""
+def _update_bar(client: PrefectClient, bars: Progress, batch: Batch) -> int:
+    """Show the states of a batch. Returns how many of its jobs have ended."""
+    from gpu_flows.cli.jobs.runs import FINAL_STATES
+
+    found = client.post("/flow_runs/filter", {"flow_runs": {"id": {"any_": batch.runs}}})
+    states = [run["state"]["type"] for run in found]
+    ended = sum(state in FINAL_STATES for state in states)
+    failed = ended - states.count("COMPLETED")
+    text = f"{states.count('RUNNING')} running, {states.count('SCHEDULED')} waiting"
+    bars.update(batch.bar, completed=ended, states=text + (f", {failed} failed" if failed else ""))
+    return ended
+
+
+def _draw_comparison(database: Path) -> Any:
+    """A row for each policy, queried once the last fact has been recorded."""
     from gpu_flows.analytics.answers import answer
 
-    expected = sum(len(half.runs) for half in halves)
-    deadline = time.monotonic() + 30
-    while time.monotonic() < deadline:
-        if answer(database, "select count(*) from job_ends").rows[0][0] >= expected:
-            break
-        time.sleep(0.5)
+    def all_recorded() -> bool:
+        return bool(answer(database, "select count(*) from job_ends").rows[0][0] >= 2 * len(SIZES))
+
+    wait_until(all_recorded, FACTS_TIMEOUT_S, every_s=0.5)
     found = answer(database, "policies", {"pool": POOL})
-    wanted = (
-        "policy",
-        "jobs",
-        "makespan_s",
-        "avg_turnaround_s",
-        "avg_queueing_s",
-        "allocation",
-        "utilization",
-    )
-    at = [found.columns.index(column) for column in wanted]
-    rows = [[row[index] for index in at] for row in found.rows]
-    for row in rows:
-        row[-2] = f"{100 * row[-2]:.0f}%" if row[-2] is not None else None
-        row[-1] = f"{row[-1]:.0f}%" if row[-1] is not None else None
-    return table(wanted, rows, right=wanted[1:])
+    rows = [[_format(column, row[found.columns.index(column)]) for column in COLUMNS] for row in found.rows]
+    return make_table(COLUMNS, rows, right=COLUMNS[1:])
 
 
-def _linger(stack: Any, screen: Any) -> None:
-    screen.print(f"\nThe Prefect UI is at {stack.ui_url}. In another terminal:\n")
-    screen.print(f"  export PREFECT_API_URL={stack.api_url} GPU_FLOWS_HOME={stack.home}")
-    screen.print("  gpu-flows sql policies\n\nCtrl-C stops it and removes everything.")
+def _format(column: str, value: Any) -> Any:
+    percent = {"allocation": 100, "utilization": 1}  # a fraction, and a percentage already
+    return f"{percent[column] * value:.0f}%" if column in percent and value is not None else value
+
+
+def _keep_running(stack: Stack, console: Console) -> None:
+    console.print(f"\nThe Prefect UI is at {stack.ui_url}. In another terminal:\n")
+    console.print(f"  export PREFECT_API_URL={stack.api_url} GPU_FLOWS_HOME={stack.home}")
+    console.print("  gpu-flows sql policies\n\nCtrl-C stops and removes everything.")
     while True:
         time.sleep(1)
-
-
-def _interrupt(*_: object) -> None:
-    raise KeyboardInterrupt

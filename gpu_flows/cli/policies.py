@@ -1,4 +1,4 @@
-"""`gpu-flows policies`: every policy there is, with its rule and its options."""
+"""`gpu-flows policies`: every available policy, with its rule and its options."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from rich.console import Group
 from rich.padding import Padding
 from rich.text import Text
 
-from gpu_flows.cli import parts
-from gpu_flows.cli.parts import DEFAULT_POOL, JsonOption, PoolOption
-from gpu_flows.cli.problem import inert
+from gpu_flows.cli import output
+from gpu_flows.cli.escaping import escape
+from gpu_flows.cli.options import DEFAULT_POOL, JsonOption, PoolOption, examples
 from gpu_flows.schedulers.policy import Policy
 from gpu_flows.schedulers.policy import policies as all_policies
 from gpu_flows.worker.status import read_status
@@ -18,20 +18,22 @@ from gpu_flows.worker.status import read_status
 _BOUNDS = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
 
 
-@parts.examples("gpu-flows policies", "gpu-flows policies --json | jq '.policies[].name'")
+@examples("gpu-flows policies", "gpu-flows policies --json | jq '.policies[].name'")
 def policies(pool: PoolOption = DEFAULT_POOL, as_json: JsonOption = False) -> None:
-    """List the policies there are: their rule, their options, and which one is in force."""
+    """List the available policies: their rules, their options, and which one is in force."""
     status = read_status(pool)
     in_force = status.policy["name"] if status else None
 
-    def look() -> dict[str, Any]:
-        listed = [{**describe(each), "in_force": each.name == in_force} for each in all_policies().values()]
+    def read() -> dict[str, Any]:
+        listed = [
+            {**_describe(policy), "in_force": policy.name == in_force} for policy in all_policies().values()
+        ]
         return {"pool": pool, "in_force": in_force, "policies": listed}
 
-    parts.present(look, _draw, as_json, watch=False)
+    output.show_or_watch(read, _draw, as_json, watch=False)
 
 
-def describe(policy: type[Policy]) -> dict[str, Any]:
+def _describe(policy: type[Policy]) -> dict[str, Any]:
     """A policy as data."""
     return {
         "name": policy.name,
@@ -44,7 +46,7 @@ def describe(policy: type[Policy]) -> dict[str, Any]:
             {
                 "name": name,
                 "default": field.get("default"),
-                "allowed": allowed(field),
+                "allowed": _describe_values(field),
                 "description": field.get("description", ""),
             }
             for name, field in policy.Options.model_json_schema().get("properties", {}).items()
@@ -52,12 +54,12 @@ def describe(policy: type[Policy]) -> dict[str, Any]:
     }
 
 
-def allowed(field: dict[str, Any]) -> str:
-    """What an option may be, in a few characters: `exclusive | shared`, `number, > 0, <= 100`."""
+def _describe_values(field: dict[str, Any]) -> str:
+    """The values that an option accepts, in short: `exclusive | shared`, `number, > 0, <= 100`."""
     if "enum" in field:
         return " | ".join(map(str, field["enum"]))
     if "anyOf" in field:
-        return " or ".join(allowed(each) for each in field["anyOf"])
+        return " or ".join(map(_describe_values, field["anyOf"]))
     kind = "true | false" if field.get("type") == "boolean" else str(field.get("type", "any"))
     bounds = [f"{sign} {field[bound]:g}" for bound, sign in _BOUNDS.items() if bound in field]
     return ", ".join([kind, *bounds])
@@ -67,21 +69,15 @@ def _draw(found: dict[str, Any]) -> Group:
     shown: list[Any] = []
     for policy in found["policies"]:
         mark = " (in force)" if policy["in_force"] else ""
-        shown.append(Text.assemble((policy["name"], "bold"), (mark, "green"), f"  {inert(policy['rule'])}"))
-        facts = [f"for {policy['optimizes']}"] if policy["optimizes"] else []
-        resizes = any(option["name"] == "elastic" for option in policy["options"])
-        gently = "preempts only to resize (elastic)" if resizes else "never preempts"
-        facts += ["preempts" if policy["preempts"] else gently]
-        facts += [f"needs {', '.join(policy['needs'])}"] if policy["needs"] else []
-        facts += [f"promises {' and '.join(policy['promises'])}"] if policy["promises"] else []
-        shown.append(Padding(Text("; ".join(facts), style="dim"), (0, 0, 0, 2), expand=False))
+        shown.append(Text.assemble((policy["name"], "bold"), (mark, "green"), f"  {escape(policy['rule'])}"))
+        shown.append(Padding(Text("; ".join(_list_traits(policy)), style="dim"), (0, 0, 0, 2), expand=False))
         rows = [
-            [each["name"], _value(each["default"]), each["allowed"], each["description"]]
-            for each in policy["options"]
+            [option["name"], _format_value(option["default"]), option["allowed"], option["description"]]
+            for option in policy["options"]
         ]
         if rows:
             columns = ["option", "default", "may be", "what it does"]
-            shown.append(Padding(parts.table(columns, rows), (0, 0, 0, 2), expand=False))
+            shown.append(Padding(output.make_table(columns, rows), (0, 0, 0, 2), expand=False))
         shown.append(Text())
     if found["in_force"] is None:
         shown.append(
@@ -90,5 +86,18 @@ def _draw(found: dict[str, Any]) -> Group:
     return Group(*shown)
 
 
-def _value(value: Any) -> str:
+def _list_traits(policy: dict[str, Any]) -> list[str]:
+    traits = [f"for {policy['optimizes']}"] if policy["optimizes"] else []
+    if policy["preempts"]:
+        traits += ["preempts"]
+    elif any(option["name"] == "elastic" for option in policy["options"]):
+        traits += ["preempts only to resize (elastic)"]
+    else:
+        traits += ["never preempts"]
+    traits += [f"needs {', '.join(policy['needs'])}"] if policy["needs"] else []
+    traits += [f"promises {' and '.join(policy['promises'])}"] if policy["promises"] else []
+    return traits
+
+
+def _format_value(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,4 +1,4 @@
-"""`gpu-flows sql`: ask the warehouse, in SQL or by the name of a stored question."""
+"""`gpu-flows sql`: query the warehouse, in SQL or by the name of a stored query."""
 
 from __future__ import annotations
 
@@ -13,15 +13,23 @@ from typing import Annotated, Any
 import typer
 
 from gpu_flows.analytics.answers import Answer, QueryError, answer, named_queries
-from gpu_flows.cli import parts
-from gpu_flows.cli.parts import DEFAULT_POOL, JsonOption, PoolOption
-from gpu_flows.cli.problem import BadInput, Problem, inert
+from gpu_flows.cli import output
+from gpu_flows.cli.errors import BadInput, CommandError
+from gpu_flows.cli.escaping import escape
+from gpu_flows.cli.options import (
+    DEFAULT_POOL,
+    JsonOption,
+    PoolOption,
+    examples,
+    parse_assignments,
+    parse_json_or_text,
+)
 from gpu_flows.config.paths import default_warehouse
 
-MOST_ROWS_DRAWN = 1000  # of a table, if nothing else is said
+MOST_ROWS_SHOWN = 1000  # of a table, without --max-rows
 
 
-@parts.examples(
+@examples(
     'gpu-flows sql "select outcome, count(*) from job_history group by all"',
     "gpu-flows sql --list",
     "gpu-flows sql slowest_jobs --param limit=5 --csv",
@@ -31,87 +39,91 @@ def sql(
     question: Annotated[
         str,
         typer.Argument(
-            metavar="[QUESTION]", help="SQL, the name of a stored question, or - to read SQL from stdin."
+            metavar="[QUESTION]", help="SQL, the name of a stored query, or - to read SQL from stdin."
         ),
     ] = "",
-    param: Annotated[list[str] | None, typer.Option(metavar="K=V", help="A value for $K.")] = None,
+    param: Annotated[
+        list[str] | None, typer.Option(metavar="K=V", help="Value of the parameter $K; may be repeated.")
+    ] = None,
     file: Annotated[Path | None, typer.Option(metavar="FILE", help="Read the SQL from a file.")] = None,
-    list_them: Annotated[bool, typer.Option("--list", help="List the stored questions.")] = False,
+    list_them: Annotated[bool, typer.Option("--list", help="List the stored queries.")] = False,
     as_json: JsonOption = False,
-    as_csv: Annotated[bool, typer.Option("--csv", help="Answer in CSV.")] = False,
-    max_rows: Annotated[int | None, typer.Option(min=1, metavar="N", help="At most so many rows.")] = None,
-    timeout: Annotated[float, typer.Option(min=0.1, metavar="S", help="Seconds it may take.")] = 30,
-    memory: Annotated[int, typer.Option(min=64, metavar="MB", help="Memory it may take.")] = 1024,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False,
+    max_rows: Annotated[int | None, typer.Option(min=1, metavar="N", help="Print at most N rows.")] = None,
+    timeout: Annotated[
+        float, typer.Option(min=0.1, metavar="S", help="Time limit of the query, in seconds.")
+    ] = 30,
+    memory: Annotated[
+        int, typer.Option(min=64, metavar="MB", help="Memory limit of the query, in MB.")
+    ] = 1024,
     database: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="The DuckDB file; the pool's own, if not said.")
+        Path | None, typer.Option(metavar="FILE", help="The DuckDB file; default: the pool's own.")
     ] = None,
     pool: PoolOption = DEFAULT_POOL,
 ) -> None:
-    """Ask the warehouse one question, also while jobs run.
+    """Run one query on the warehouse, also while jobs run.
 
-    Read-only: it cannot change, load or reach anything else. Values of --param are JSON where
-    they look like it, else text.
+    The query is read-only: it cannot change the warehouse, or read other files. Values of --param are
+    parsed as JSON if they are JSON, else taken as text.
     """
     if as_json and as_csv:
-        raise BadInput("--json and --csv are two answers; choose one.")
+        raise BadInput("--json and --csv exclude each other; choose one.")
     if list_them:
-        _list(as_json)
+        _list_queries(as_json)
         return
-    rows = max_rows or (None if as_json or as_csv else MOST_ROWS_DRAWN)
-    asked = _question(question, file)
-    given = parts.assignments(param or [], "--param", parts.json_or_text)
-    where = database or warehouse_of(pool)
+    rows = max_rows or (None if as_json or as_csv else MOST_ROWS_SHOWN)
+    query = _read_question(question, file)
+    values = parse_assignments(param or [], "--param", parse_json_or_text)
+    file_name = database or find_warehouse(pool)
     try:
-        found = answer(where, asked, given, timeout_s=timeout, memory_mb=memory, max_rows=rows)
+        found = answer(file_name, query, values, timeout_s=timeout, memory_mb=memory, max_rows=rows)
     except QueryError as error:
-        raise Problem(str(error)) from None
+        raise CommandError(str(error)) from None
     if as_json:
-        parts.print_json(_objects(found))
+        output.print_json(_to_objects(found))
     elif as_csv:
         _write_csv(found)
     else:
-        _draw(found)
+        _show_table(found)
     if found.truncated:
-        parts.remark(f"Only the first {len(found.rows):,} rows are shown; --max-rows N shows more.")
+        output.print_remark(f"Only the first {len(found.rows):,} rows are shown; --max-rows N shows more.")
 
 
-def _question(typed: str, file: Path | None) -> str:
+def _read_question(typed: str, file: Path | None) -> str:
     if bool(typed) == bool(file):
-        what = "Two questions are asked." if typed else "Nothing is asked."
+        what = "Two queries are given." if typed else "No query is given."
         raise BadInput(what, 'Give SQL, a name from `gpu-flows sql --list`, "-" for stdin, or --file.')
     try:
         text = file.read_text(encoding="utf-8") if file else sys.stdin.read() if typed == "-" else typed
     except (OSError, UnicodeDecodeError) as error:
-        raise BadInput(f"The question cannot be read: {error}.") from None
+        raise BadInput(f"The query cannot be read: {error}.") from None
     if not text.strip():
-        raise BadInput("Nothing is asked: the question is empty.")
+        raise BadInput("The query is empty.")
     return text
 
 
-def warehouse_of(pool: str) -> Path:
-    """What the pool's Warehouse block says, if the server can tell; else the usual place."""
-    from gpu_flows.cli.server import WAREHOUSE, Server
+def find_warehouse(pool: str) -> Path:
+    """The file that the pool's Warehouse block names, or the default one."""
+    from gpu_flows.cli.prefect_client import WAREHOUSE_BLOCK, PrefectClient
 
-    with suppress(Problem):
-        server = Server(timeout_s=3)
-        block = server.block(WAREHOUSE, server.block_name(pool, "warehouse"))
-        path = block["data"].get("path") if block else ""
+    with suppress(CommandError):
+        path = PrefectClient(timeout_s=3).read_pool_block(pool, "warehouse", WAREHOUSE_BLOCK).get("path")
         if path:
             return Path(path).expanduser()
     return default_warehouse()
 
 
-def _list(as_json: bool) -> None:
+def _list_queries(as_json: bool) -> None:
     queries = named_queries()
     if as_json:
-        parts.print_json(
+        output.print_json(
             [
                 {
                     "name": query.name,
                     "question": query.question,
                     "parameters": [
-                        {"name": each.name, "default": each.default, "description": each.description}
-                        for each in query.parameters
+                        {"name": p.name, "default": p.default, "description": p.description}
+                        for p in query.parameters
                     ],
                 }
                 for query in queries
@@ -122,46 +134,42 @@ def _list(as_json: bool) -> None:
         [query.name, " ".join(f"{p.name}={p.default or '?'}" for p in query.parameters), query.question]
         for query in queries
     ]
-    parts.show(parts.table(["name", "parameters", "question"], rows))
+    output.show(output.make_table(["name", "parameters", "question"], rows))
 
 
-# -- answers ----------------------------------------------------------------------------------
+# -- results ----------------------------------------------------------------------------------
 
 
-def _draw(found: Answer) -> None:
-    """A table; row by row where a terminal is too narrow for one."""
-    rows = [[_shown(value) for value in row] for row in found.rows]
-    drawn = parts.table(found.columns, rows, right=_numbers(found))
-    if parts.fits(drawn):
-        parts.show(drawn)
+def _show_table(found: Answer) -> None:
+    """Print a table, or a list for each row where the terminal is too narrow."""
+    rows = [[f"{value:.6g}" if isinstance(value, float) else value for value in row] for row in found.rows]
+    table = output.make_table(found.columns, rows, right=_find_number_columns(found))
+    if output.fits(table):
+        output.show(table)
     else:
         for row in rows:
-            parts.show(parts.lines(*zip(found.columns, row, strict=True)))
+            output.show(output.make_value_list(*zip(found.columns, row, strict=True)))
             print()
-    parts.remark(f"({len(rows):,} row{'s' if len(rows) != 1 else ''})")
+    output.print_remark(f"({len(rows):,} row{'s' if len(rows) != 1 else ''})")
 
 
-def _numbers(found: Answer) -> set[str]:
-    """The columns that hold numbers and nothing else."""
+def _find_number_columns(found: Answer) -> set[str]:
+    """The columns that hold only numbers."""
     columns = zip(found.columns, zip(*found.rows, strict=True), strict=False)
-    return {name for name, values in columns if all(_is_number(each) or each is None for each in values)}
-
-
-def _shown(value: Any) -> object:
-    return f"{value:.6g}" if isinstance(value, float) else value
+    return {name for name, values in columns if all(_is_number(value) or value is None for value in values)}
 
 
 def _is_number(value: object) -> bool:
     return isinstance(value, int | float | Decimal) and not isinstance(value, bool)
 
 
-def _objects(found: Answer) -> list[dict[str, Any]]:
-    names = _distinct(found.columns)
-    return [dict(zip(names, map(_plain, row), strict=True)) for row in found.rows]
+def _to_objects(found: Answer) -> list[dict[str, Any]]:
+    names = _make_distinct(found.columns)
+    return [dict(zip(names, map(_to_plain_value, row), strict=True)) for row in found.rows]
 
 
-def _distinct(columns: Iterable[str]) -> list[str]:
-    """`a, a` as `a, a_1`: an object has each name once."""
+def _make_distinct(columns: Iterable[str]) -> list[str]:
+    """Turn `a, a` into `a, a_1`, because an object has each name once."""
     names: list[str] = []
     for column in columns:
         name, number = column, 0
@@ -172,8 +180,8 @@ def _distinct(columns: Iterable[str]) -> list[str]:
     return names
 
 
-def _plain(value: object) -> object:
-    """Exact numbers stay numbers, times are ISO."""
+def _to_plain_value(value: object) -> object:
+    """Decimals become numbers, times become ISO texts."""
     if isinstance(value, Decimal):
         return int(value) if value == value.to_integral_value() else float(value)
     return value.isoformat() if hasattr(value, "isoformat") else value
@@ -184,14 +192,14 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 def _write_csv(found: Answer) -> None:
     writer = csv.writer(sys.stdout, lineterminator="\n")
-    writer.writerow([_csv(name) for name in found.columns])
-    writer.writerows([_csv(_plain(value)) for value in row] for row in found.rows)
+    writer.writerow([_to_csv_cell(name) for name in found.columns])
+    writer.writerows([_to_csv_cell(_to_plain_value(value)) for value in row] for row in found.rows)
 
 
-def _csv(value: object) -> object:
-    """Text that a spreadsheet would take for a formula gets an apostrophe in front."""
+def _to_csv_cell(value: object) -> object:
+    """The value; with an apostrophe in front where a spreadsheet would take it for a formula."""
     if value is None or _is_number(value):
         return value
     text = str(value)
     text = f"'{text}" if text.startswith(_FORMULA) else text
-    return inert(text) if sys.stdout.isatty() else text
+    return escape(text) if sys.stdout.isatty() else text

@@ -1,4 +1,4 @@
-"""`gpu-flows up`: everything on this machine, in one go."""
+"""`gpu-flows up`: start everything on this machine, and stop it on Ctrl-C."""
 
 from __future__ import annotations
 
@@ -7,13 +7,16 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gpu_flows.cli.parts import DEFAULT_POOL, PoolOption, examples
-from gpu_flows.cli.prefect_settings import setting
-from gpu_flows.cli.problem import BadInput, Problem
+from gpu_flows.cli.errors import BadInput, CommandError
+from gpu_flows.cli.options import DEFAULT_POOL, PoolOption, examples
+from gpu_flows.cli.prefect_settings import read_setting
+
+if TYPE_CHECKING:
+    from gpu_flows.bootstrap.local_stack import Stack
 
 
 @examples(
@@ -44,119 +47,139 @@ def up(
         int, typer.Option(min=1, max=65535, help="Port of the server, if one is started.")
     ] = 4200,
 ) -> None:
-    """Start server, pool, blocks, deployments and worker, and keep them until Ctrl-C.
+    """Start a server, a pool, its blocks, deployments and a worker, and keep them until Ctrl-C.
 
-    A Prefect server that your settings name and that answers is used; else one is started here.
-    The machine's real GPUs are used when NVML finds some, a simulated cluster otherwise.
+    If your settings name a Prefect server that answers, it is used; else one is started on this machine.
+    The machine's real GPUs are used if NVML finds any, else a simulated cluster.
 
-    With Docker hosts, each is a node with the GPUs that a probe container finds there, or that gpus=N
-    declares; further settings are model, memory_gb, rack, gpu_access, tls_directory and insecure. What is
-    said of the cluster is kept in the block, and counts for the next time too.
+    Each Docker host is a node with the GPUs that a probe container finds there, or that gpus=N declares;
+    further settings are model, memory_gb, rack, gpu_access, tls_directory and insecure. The options about
+    the cluster are saved in its block, and so apply to the next start too.
     """
-    from gpu_flows.bootstrap.local_stack import Stack, StackError, answers
+    from gpu_flows.bootstrap.local_stack import Stack, StackError
     from gpu_flows.config.paths import home
-    from gpu_flows.devices.nvml import find_nvml
+
+    hosts = docker_host or []
+    _check_cluster(cluster, hosts)
+    running = _find_running_server(port)
+    stack = Stack(home(), pool=pool, port=port, api_url=running)
+    for received in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(received, signal.default_int_handler)  # like Ctrl-C
+    try:
+        with stack:
+            _start(stack, bool(running), cluster, docker, hosts)
+            _print_log_until_exit(stack.home / "worker.log", stack.worker_alive)
+            raise CommandError("The worker has ended.", f"See {stack.home / 'worker.log'}.")
+    except StackError as error:
+        raise CommandError(str(error)) from None
+    except KeyboardInterrupt:
+        stopped = f", and with it {stack.jobs_stopped} running jobs" if stack.jobs_stopped else ""
+        _print(f"\nStopped{stopped}.")
+
+
+# -- before the start -------------------------------------------------------------------------
+
+
+def _check_cluster(cluster: str, hosts: Sequence[str]) -> None:
+    """Raise BadInput for what would otherwise keep the worker from starting."""
     from gpu_flows.schedulers.cluster.spec import declare
 
     try:
         declare(cluster) if cluster else None
     except ValueError as error:
         raise BadInput(str(error)) from None
-    hosts = docker_host or []
     if cluster and hosts:
         raise BadInput(
             "--cluster declares nodes, and so does each --docker-host: choose one.",
             "Declare a host's devices with it: --docker-host NAME=ADDRESS,gpus=4,model=V100,memory_gb=16",
         )
-    _check_hosts(hosts)
-    known = setting("PREFECT_API_URL").rstrip("/")
-    running = known if known and answers(known) else ""
-    local = f"http://127.0.0.1:{port}/api"
-    if not running and answers(local):
-        running = local
-    stack = Stack(home(), pool=pool, port=port, api_url=running)
-    for received in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(received, _interrupt)
-    try:
-        with stack:
-            if not running:
-                _say("Starting a Prefect server ...")
-                stack.start_server()
-            _say(f"Setting up pool {pool!r}, its blocks and the deployments of prefect.yaml ...")
-            stack.set_up(cluster, docker=docker, hosts=hosts)
-            stack.deploy()
-            said = _cluster_block(stack.api_url)
-            for line in _runtime_in_words(said):
-                _say(line)
-            _say("Starting the worker ...")
-            stack.start_worker()
-            if not said.get("hosts"):
-                _say(_devices_in_words(cluster, find_nvml()))
-            _say(f"\nReady. The UI is at {stack.ui_url}\n")
-            _say(f"  export PREFECT_API_URL={stack.api_url}")
-            image = "--image python:3.11-slim " if said.get("runtime") == "docker" else ""
-            _say(f"  gpu-flows submit {image}--gpus 2 -- python -c 'print(6 * 7)'")
-            _say("  gpu-flows queue --all\n\nCtrl-C stops it.")
-            _follow(stack.home / "worker.log", stack.worker_alive)
-            raise Problem("The worker has ended.", f"See {stack.home / 'worker.log'}.")
-    except StackError as error:
-        raise Problem(str(error)) from None
-    except KeyboardInterrupt:
-        stopped = f", and with it {stack.jobs_stopped} running jobs" if stack.jobs_stopped else ""
-        _say(f"\nStopped{stopped}.")
+    if hosts:
+        _check_hosts(hosts)
 
 
 def _check_hosts(hosts: Sequence[str]) -> None:
-    """What makes no sense is told now, not by a worker that does not start."""
-    if not hosts:
-        return
     from gpu_flows.blocks import DockerHost, GpuCluster
-    from gpu_flows.cli.checks_docker import told
+    from gpu_flows.cli.docker_probe import describe_error
 
     for host in hosts:
         try:
             DockerHost.of(host)
         except ValueError as error:
-            raise BadInput(f"--docker-host {host}: {told(error)}.") from None
+            raise BadInput(f"--docker-host {host}: {describe_error(error)}.") from None
     try:
         GpuCluster.of(hosts=hosts)
     except ValueError as error:
-        raise BadInput(f"--docker-host: {told(error)}.") from None
+        raise BadInput(f"--docker-host: {describe_error(error)}.") from None
 
 
-def _cluster_block(api_url: str) -> dict[str, Any]:
-    """What the pool's cluster block says, whoever wrote it."""
-    from gpu_flows.cli.server import CLUSTER, Server
+def _find_running_server(port: int) -> str:
+    """The API address of a server that answers: the configured one, or one on this port."""
+    from gpu_flows.bootstrap.local_stack import answers
+
+    addresses = read_setting("PREFECT_API_URL").rstrip("/"), f"http://127.0.0.1:{port}/api"
+    return next((address for address in addresses if address and answers(address)), "")
+
+
+# -- the start --------------------------------------------------------------------------------
+
+
+def _start(stack: Stack, server_runs: bool, cluster: str, docker: bool, hosts: Sequence[str]) -> None:
+    """Start what is missing, and print each step and how to go on."""
+    from gpu_flows.devices.nvml import find_nvml
+
+    if not server_runs:
+        _print("Starting a Prefect server ...")
+        stack.start_server()
+    _print(f"Setting up pool {stack.pool!r}, its blocks and the deployments of prefect.yaml ...")
+    stack.set_up(cluster, docker=docker, hosts=hosts)
+    stack.deploy()
+    block = _read_cluster_block(stack.api_url)
+    for line in _describe_runtime(block):
+        _print(line)
+    _print("Starting the worker ...")
+    stack.start_worker()
+    if not block.get("hosts"):
+        _print(_describe_devices(cluster, find_nvml()))
+    _print(f"\nReady. The UI is at {stack.ui_url}\n")
+    _print(f"  export PREFECT_API_URL={stack.api_url}")
+    image = "--image python:3.11-slim " if block.get("runtime") == "docker" else ""
+    _print(f"  gpu-flows submit {image}--gpus 2 -- python -c 'print(6 * 7)'")
+    _print("  gpu-flows queue --all\n\nCtrl-C stops everything.")
+
+
+def _read_cluster_block(api_url: str) -> dict[str, Any]:
+    """The cluster block's data, which may be from an earlier start or an edit in the UI."""
+    from gpu_flows.cli.prefect_client import CLUSTER_BLOCK, PrefectClient
 
     os.environ["PREFECT_API_URL"] = api_url
     try:
-        found = Server(timeout_s=10).block(CLUSTER, "default")
-    except Problem:
+        document = PrefectClient(timeout_s=10).read_block(CLUSTER_BLOCK, "default")
+    except CommandError:
         return {}
-    return dict(found["data"]) if found else {}
+    return dict(document["data"]) if document else {}
 
 
-def _runtime_in_words(said: dict[str, Any]) -> Iterator[str]:
-    if said.get("runtime") != "docker":
-        yield "Runtime: processes of this machine."
+def _describe_runtime(block: dict[str, Any]) -> Iterator[str]:
+    if block.get("runtime") != "docker":
+        yield "Runtime: processes on this machine."
         return
     from gpu_flows.blocks import GpuCluster
-    from gpu_flows.cli.checks_docker import look_at, place
+    from gpu_flows.cli.docker_probe import describe_host, probe_hosts
 
-    cluster = GpuCluster(**{key: value for key, value in said.items() if key != "block_type_slug"})
-    whose = f"on {len(cluster.hosts)} hosts" if cluster.hosts else "on this machine's engine"
-    yield f"Runtime: Docker, {whose}, for jobs that name an image."
-    for seen in look_at(cluster.docker_hosts):
-        settings = seen.host.settings
-        gpus = f"{settings.gpus} declared GPUs" if settings.gpus else "the GPUs that are found there"
+    cluster = GpuCluster(**{key: value for key, value in block.items() if key != "block_type_slug"})
+    where = f"on {len(cluster.hosts)} hosts" if cluster.hosts else "on this machine's engine"
+    yield f"Runtime: Docker, {where}, for jobs that name an image."
+    for probed in probe_hosts(cluster.docker_hosts):
+        settings = probed.host.settings
+        gpus = f"{settings.gpus} declared GPUs" if settings.gpus else "the GPUs that a probe finds there"
         gpus = f", {gpus}" if cluster.hosts else ""
-        how = f"Docker {seen.version}" if seen.version else f"DOES NOT ANSWER ({seen.trouble})"
-        yield f"  {place(settings)}: {how}{gpus}"
-        if seen.trouble:
-            yield "    It is used as soon as it answers; `gpu-flows doctor` tells what to do."
+        engine = f"Docker {probed.version}" if probed.version else f"DOES NOT ANSWER ({probed.error})"
+        yield f"  {describe_host(settings)}: {engine}{gpus}"
+        if probed.error:
+            yield "    It is used as soon as it answers; `gpu-flows doctor` shows what to do."
 
 
-def _devices_in_words(cluster: str, why_not_real: str) -> str:
+def _describe_devices(cluster: str, why_not_real: str) -> str:
     if cluster:
         return f"Devices: the simulated cluster {cluster}; jobs really run, on this machine's CPU."
     if why_not_real:
@@ -167,19 +190,15 @@ def _devices_in_words(cluster: str, why_not_real: str) -> str:
     return "Devices: this machine's real GPUs, found by NVML. `gpu-flows gpus` lists them."
 
 
-def _follow(log: Path, alive: Callable[[], bool]) -> None:
-    """Pass the worker's lines on until it ends."""
+def _print_log_until_exit(log: Path, is_alive: Callable[[], bool]) -> None:
+    """Print the new lines of the worker's log until the worker ends."""
     with log.open() as lines:
         lines.seek(0, 2)
-        while alive():
+        while is_alive():
             for line in lines:
                 print(line, end="", flush=True)
             time.sleep(0.5)
 
 
-def _say(text: str) -> None:
+def _print(text: str) -> None:
     print(text, flush=True)
-
-
-def _interrupt(*_: object) -> None:
-    raise KeyboardInterrupt

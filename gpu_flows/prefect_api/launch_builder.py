@@ -27,6 +27,7 @@ from gpu_flows.prefect_api.job_builder import is_container_form, merge_overrides
 from gpu_flows.prefect_api.job_variables import GpuJobConfiguration
 from gpu_flows.prefect_private import load_directly
 from gpu_flows.runtimes.base import Launch, LaunchError, Login, Mount, Refused
+from gpu_flows.runtimes.docker.rules import resolve_mount
 from gpu_flows.schedulers.model import Start
 
 CREDENTIALS = "docker-registry-credentials"  # the slug of Prefect's own block type

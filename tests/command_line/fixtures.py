@@ -1,4 +1,4 @@
-"""What the tests of the command line share."""
+"""Fixtures of the tests of the command line."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from command_line.run import NOBODY
+from command_line.run import NO_SERVER_URL
 from command_line.server import FakeServer, fake_server
-from command_line.study import write
+from command_line.simulation import write
 
 
 @pytest.fixture
 def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A home and settings of the test's own, and no server."""
+    """Give the test its own home folder and settings, and no server."""
     monkeypatch.setenv("GPU_FLOWS_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("PREFECT_HOME", str(tmp_path / "prefect"))
-    monkeypatch.setenv("PREFECT_API_URL", NOBODY)
+    monkeypatch.setenv("PREFECT_API_URL", NO_SERVER_URL)
     monkeypatch.chdir(tmp_path)
 
 

@@ -1,4 +1,4 @@
-"""A Prefect server in a given mood, for what a real one cannot be made to do."""
+"""A fake Prefect server, for answers that a real one cannot be made to give."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ Answer = tuple[int, Any]  # status, body
 
 
 class FakeServer:
-    """Path -> what it answers, or a function of the request's headers."""
+    """Answers each path as `answers` states: with a status and a body, or a function of the headers."""
 
     def __init__(self) -> None:
         self.answers: dict[str, Answer | Callable[[Any], Answer]] = {}
-        self.seen: list[tuple[str, Any, Any]] = []  # path, headers, body
+        self.requests: list[tuple[str, Any, Any]] = []  # path, headers, body
         self.clock_off_s = 0.0
         self.url = ""
 
     def answer(self, path: str, headers: Any, body: bytes) -> Answer:
-        self.seen.append((path, headers, json.loads(body or b"null")))
+        self.requests.append((path, headers, json.loads(body or b"null")))
         found = self.answers.get(path.split("?")[0], (404, {"detail": "not here"}))
         return found(headers) if callable(found) else found
 
@@ -35,8 +35,8 @@ def fake_server() -> Iterator[FakeServer]:
 
     class Handler(BaseHTTPRequestHandler):
         def _reply(self) -> None:
-            asked = self.rfile.read(int(self.headers.get("content-length") or 0))
-            code, body = fake.answer(self.path.removeprefix("/api"), self.headers, asked)
+            request = self.rfile.read(int(self.headers.get("content-length") or 0))
+            code, body = fake.answer(self.path.removeprefix("/api"), self.headers, request)
             content = json.dumps(body).encode()
             self.send_response(code)
             self.send_header("content-length", str(len(content)))

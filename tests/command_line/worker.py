@@ -1,4 +1,4 @@
-"""A worker that serves a pool here, as far as the command line can tell: by the file it writes."""
+"""The status file of a worker, which is all that the command line reads of it."""
 
 from __future__ import annotations
 
@@ -6,34 +6,27 @@ import time
 from typing import Any
 
 from gpu_flows.config.paths import pool_folder
-from gpu_flows.worker.status import Status, write_status
+from gpu_flows.worker.status import Status, publish
 
 
-def serve_here(pool: str = "gpu", **parts: Any) -> Status:
-    """Pretend that a worker serves the pool on this machine."""
+def write_status(pool: str = "gpu", **parts: Any) -> Status:
+    """Write the status of a worker that serves the pool on this machine."""
     pool_folder(pool).mkdir(parents=True, exist_ok=True)
-    usual: dict[str, Any] = {
+    defaults: dict[str, Any] = {
         "pool": pool,
         "worker": "worker-1",
         "at": time.time(),
         "policy": {"name": "fifo", "options": {}, "serving": "fifo", "error": ""},
-        "waiting": [],
-        "running": [],
-        "devices": [],
+        **{"waiting": [], "running": [], "devices": []},
     }
-    status = Status(**{**usual, **parts})
-    write_status(status)
+    status = Status(**{**defaults, **parts})
+    publish(status)
     return status
 
 
 def waiting_job(name: str = "patient", **parts: Any) -> dict[str, Any]:
     return {
-        "id": "11111111-aaaa-4aaa-8aaa-000000000001",
-        "name": name,
-        "user": "ada",
-        "gpus": 2,
-        "priority": 3,
-        "submitted": time.time() - 200,
+        **_job("11111111-aaaa-4aaa-8aaa-000000000001", name, "ada", gpus=2, priority=3, age_s=200),
         "reason": "capacity",
         "why": "1st in the queue, needs 2 GPUs on one node; 0 such are free.",
         "fix": "",
@@ -43,12 +36,7 @@ def waiting_job(name: str = "patient", **parts: Any) -> dict[str, Any]:
 
 def running_job(name: str = "busy", **parts: Any) -> dict[str, Any]:
     return {
-        "id": "22222222-bbbb-4bbb-8bbb-000000000002",
-        "name": name,
-        "user": "bob",
-        "gpus": 1,
-        "priority": 0,
-        "submitted": time.time() - 100,
+        **_job("22222222-bbbb-4bbb-8bbb-000000000002", name, "bob", gpus=1, priority=0, age_s=100),
         "since": time.time() - 65,
         "attempt": 1,
         "policy": "fifo",
@@ -56,6 +44,10 @@ def running_job(name: str = "busy", **parts: Any) -> dict[str, Any]:
         "devices": ["SIM-node-1-0"],
         **parts,
     }
+
+
+def _job(id: str, name: str, user: str, age_s: float, **parts: int) -> dict[str, Any]:
+    return {"id": id, "name": name, "user": user, "submitted": time.time() - age_s, **parts}
 
 
 def device(**parts: Any) -> dict[str, Any]:

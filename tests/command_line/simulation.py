@@ -1,10 +1,10 @@
-"""A small trace, and `gpu-flows simulate` on it."""
+"""Writing a small trace, and running `gpu-flows simulate` on it."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from command_line.run import Said, gpu_flows
+from command_line.run import CommandResult, gpu_flows
 
 
 def write(path: Path, *lines: str) -> Path:
@@ -12,5 +12,5 @@ def write(path: Path, *lines: str) -> Path:
     return path
 
 
-def simulate(trace: Path, *words: str, command: str = "simulate") -> Said:
+def simulate(trace: Path, *words: str, command: str = "simulate") -> CommandResult:
     return gpu_flows(command, "--trace", str(trace), "--cluster", "1x2", *words)

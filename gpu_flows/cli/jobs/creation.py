@@ -1,0 +1,90 @@
+"""Creating the runs that `gpu-flows submit` asks for, with errors in terms of its options."""
+
+from __future__ import annotations
+
+import re
+import uuid
+from collections.abc import Sequence
+from typing import Any
+
+from gpu_flows.cli.errors import BadInput, CommandError
+from gpu_flows.cli.jobs.deployments import build_parameters
+from gpu_flows.cli.jobs.requests import KEYS, JobRequest
+from gpu_flows.cli.jobs.submit_options import FLAGS
+from gpu_flows.cli.prefect_client import CLUSTER_BLOCK, PrefectClient, Rejected
+
+_CONTAINER_FLOW_FLAGS = {"container_image": "--image", "required_gpus": "--gpus"}
+_REFUSAL = re.compile(
+    r"Validation failed(?: for field '(?P<field>[^']+)')?\. Failure reason: (?P<why>.*)", re.S
+)
+
+
+def check_pool_runs_containers(client: PrefectClient, pool: str) -> None:
+    """Raise the error that the worker would otherwise report when the job starts."""
+    block = client.find_block_name(pool, "cluster")
+    document = client.read_block(CLUSTER_BLOCK, block)
+    if document and document["data"].get("runtime") == "docker":
+        return
+    raise CommandError(
+        f"Pool {pool!r} runs jobs as processes, not in containers; see its GPU Cluster block {block!r}.",
+        "Choose the runtime 'docker' there, in the UI or by `gpu-flows up --docker`. Nothing was submitted.",
+    )
+
+
+def create_runs(
+    client: PrefectClient,
+    deployment: dict[str, Any],
+    variables: dict[str, Any],
+    requests: Sequence[JobRequest],
+    extra_parameters: dict[str, Any],
+    user: str,
+) -> list[dict[str, Any]]:
+    """Create a run for each request, in order. A refused request keeps the runs before it."""
+    runs: list[dict[str, Any]] = []
+    for request in requests:
+        try:
+            parameters = build_parameters(deployment, {**request.parameters, **extra_parameters})
+            runs.append(_create_run(client, deployment, variables, parameters, request, user))
+        except CommandError as error:
+            if not runs:
+                raise
+            done = f"{len(runs)} of {len(requests)} jobs were submitted before it."
+            raise CommandError(error.what, done, error.exit_code) from None
+    return runs
+
+
+def _create_run(
+    client: PrefectClient,
+    deployment: dict[str, Any],
+    variables: dict[str, Any],
+    parameters: dict[str, Any],
+    request: JobRequest,
+    user: str,
+) -> dict[str, Any]:
+    body = {
+        "job_variables": variables,
+        "parameters": parameters,
+        "tags": [f"user:{user}"] if user else [],
+        # A busy server may report a failure for a run that it has created; the key makes retries safe.
+        "idempotency_key": str(uuid.uuid4()),
+        **({"name": request.name} if request.name else {}),
+    }
+    try:
+        return dict(client.post(f"/deployments/{deployment['id']}/create_flow_run", body))
+    except Rejected as rejected:
+        refusal = _REFUSAL.search(rejected.detail)
+        if not refusal:
+            raise
+        culprit = _name_culprit(refusal["field"] or "", request)
+        why = refusal["why"].strip().rstrip(".")
+        raise BadInput(
+            f"{request.source}{culprit}: {why}.", "Nothing was submitted; see `gpu-flows submit --help`."
+        ) from None
+
+
+def _name_culprit(field: str, request: JobRequest) -> str:
+    """The option, the key of the file or the parameter that set a refused field."""
+    if request.source and field in KEYS:
+        return field
+    flag = FLAGS.get(field) or ("" if request.source else _CONTAINER_FLOW_FLAGS.get(field))
+    return flag or (f"parameter {field}" if field else "the parameters")
