@@ -14,8 +14,8 @@ from statistics import fmean
 
 from common import Api, Goal, arguments, carry_out, conclude, private_stack, say, wait_until
 
-from gpu_flows.analytics.answers import QueryError, answer
-from gpu_flows.analytics.recorded import load
+from gpu_flows.analytics.query_runner import QueryError, run_query
+from gpu_flows.analytics.recorded_trace import load
 from gpu_flows.schedulers.cluster.spec import declare
 from gpu_flows.schedulers.policy import make_policy
 from gpu_flows.schedulers.simulation.simulator import simulate
@@ -42,12 +42,12 @@ def main() -> int:
 
         def all_ended() -> bool:
             try:
-                return len(answer(warehouse, "select 1 from job_ends").rows) == asked.runs
+                return len(run_query(warehouse, "select 1 from job_ends").rows) == asked.runs
             except QueryError:  # the recorder is writing
                 return False
 
         wait_until(all_ended, "all jobs have ended", 600)
-        rows = answer(warehouse, LIVE).rows
+        rows = run_query(warehouse, LIVE).rows
         arrivals = load(warehouse).arrivals
     found = simulate(arrivals, declare(asked.cluster), make_policy("fifo"))
     live_start = {row[0]: row[1] for row in rows}

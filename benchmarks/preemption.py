@@ -25,7 +25,7 @@ from common import (
     wait_until,
 )
 
-from gpu_flows.analytics.answers import QueryError, answer
+from gpu_flows.analytics.query_runner import QueryError, run_query
 
 SAVES = (
     "trap 'date > \"$GPU_FLOWS_CHECKPOINT_DIR/saved\"; exit 85' TERM; while :; do sleep 60 & wait $!; done"
@@ -34,7 +34,7 @@ URGENT = """
     select seconds(submitted, planned), seconds(planned, started), seconds(submitted, started)
     from attempts join jobs using (job_id) where priority >= 1000 order by started
 """
-LEFT = "select leaving_s, lost_s, waited_s from preemptions where waited_s is not null"
+LEFT = "select stopping_s, lost_s, waited_s from preemptions where waited_s is not null"
 HELD_TWICE = """
     select count(*) from device_holds a join device_holds b on a.device_id = b.device_id
         and (a.job_id, a.attempt) < (b.job_id, b.attempt) and a.since < b.until and b.since < a.until
@@ -61,7 +61,7 @@ def main() -> int:
 
         def all_run() -> bool:
             try:
-                return answer(warehouse, RUNNING).rows == [(4,)]
+                return run_query(warehouse, RUNNING).rows == [(4,)]
             except QueryError:  # the recorder is writing
                 return False
 
@@ -73,9 +73,9 @@ def main() -> int:
             path = "/flow_runs/" + submit("true", gpus=4, priority_class="urgent")
             wait_until(lambda path=path: api.get(path)["state"]["name"] == "Completed", "it ran")
             wait_until(all_run, "the others are back")
-        planned, freed, started = zip(*answer(warehouse, URGENT).rows, strict=True)
-        leaving, lost, waited = zip(*answer(warehouse, LEFT).rows, strict=True)
-        twice = answer(warehouse, HELD_TWICE).rows[0][0]
+        planned, freed, started = zip(*run_query(warehouse, URGENT).rows, strict=True)
+        leaving, lost, waited = zip(*run_query(warehouse, LEFT).rows, strict=True)
+        twice = run_query(warehouse, HELD_TWICE).rows[0][0]
     print(f"\n{'seconds':<44}{SPREAD_HEADING}")
     rows = {
         "urgent: created to planned": planned,

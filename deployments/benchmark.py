@@ -23,8 +23,8 @@ from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
 from prefect.client.schemas.objects import WorkPool
 from prefect.runtime import flow_run
 
-from gpu_flows.analytics.answers import Answer, answer
 from gpu_flows.analytics.facts import ExperimentRan
+from gpu_flows.analytics.query_runner import QueryResult, run_query
 from gpu_flows.analytics.recorder import Recorder
 from gpu_flows.blocks import GpuScheduler
 from gpu_flows.config.paths import default_warehouse, pool_folder
@@ -130,20 +130,20 @@ def _note(database: Path, pool: str, workload: Workload, rounds: dict[str, str])
     recorder.close()
 
 
-async def _compare(database: Path, workload: Workload, rounds: dict[str, str]) -> Answer:
+async def _compare(database: Path, workload: Workload, rounds: dict[str, str]) -> QueryResult:
     """Read the rounds back by SQL, once the facts of every job are in."""
     listed = ", ".join(f"'{experiment}'" for experiment in rounds.values())
     expected = workload.jobs * len(rounds)
     counted = f"select count(ended) from job_history where experiment in ({listed})"
     for _ in range(60):
-        if (await asyncio.to_thread(answer, database, counted)).rows[0][0] >= expected:
+        if (await asyncio.to_thread(run_query, database, counted)).rows[0][0] >= expected:
             break
         await asyncio.sleep(0.5)
     summary = f"select {', '.join(SHOWN)} from experiment_summary where experiment in ({listed}) order by 4"
-    return await asyncio.to_thread(answer, database, summary)
+    return await asyncio.to_thread(run_query, database, summary)
 
 
-def _report(workload: Workload, found: Answer) -> str:
+def _report(workload: Workload, found: QueryResult) -> str:
     heading = f"{workload.jobs} jobs, arrival {workload.arrival}, on the live pool; best turnaround first."
     lines = [heading, "", "| " + " | ".join(found.columns) + " |", "|" + " --- |" * len(found.columns)]
     for row in found.rows:

@@ -10,9 +10,9 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from analytics_place import Place, die_after
+from analytics_store import Place, die_after
 
-from gpu_flows.analytics.answers import QueryError, answer
+from gpu_flows.analytics.query_runner import QueryError, run_query
 
 ROUNDS = 12
 
@@ -85,7 +85,7 @@ def test_another_process_reads_while_facts_stream_in(tmp_path: Path) -> None:
         try:
             while len(counts) < 8:
                 with suppress(QueryError):  # the warehouse is not there yet
-                    counts += answer(
+                    counts += run_query(
                         place.database, "select count(*), (from samples select count(*)) from jobs"
                     ).rows
         finally:

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from analytics_history import History, T
 
-from gpu_flows.analytics.facts import Allocated, AttemptStarted, Departed, SavedWork
-from gpu_flows.analytics.recorded import Costs, costs
+from gpu_flows.analytics.facts import Allocated, AttemptInterrupted, AttemptStarted, SavedWork
+from gpu_flows.analytics.recorded_trace import Costs, load_costs
 from gpu_flows.cli.inputs import read
 from gpu_flows.cli.study import Study
 from gpu_flows.schedulers.traces import TraceError
@@ -28,7 +28,7 @@ def leave(
 ) -> None:
     history.stop(job, gone, attempt, kind)
     history.tell(
-        Departed(job, attempt, T + asked, T + gone, kind, "priority", '["boss"]'),
+        AttemptInterrupted(job, attempt, T + asked, T + gone, kind, "priority", '["boss"]'),
         saved(job, attempt, lost=lost),
     )
 
@@ -58,7 +58,7 @@ def history(tmp_path: Path) -> History:
 
 def test_how_jobs_left_and_went_on(history: History) -> None:
     rows = history.ask(
-        "select job_id, outcome, leaving_s, lost_s, waited_s, restart_s, gpus_before, gpus_after,"
+        "select job_id, outcome, stopping_s, lost_s, waited_s, restart_s, gpus_before, gpus_after,"
         " is_migration from preemptions order by job_id"
     )
     assert rows == [
@@ -76,7 +76,7 @@ def test_one_that_never_went_on_is_there_too(history: History) -> None:
 
 def test_what_the_simulator_learns(history: History, tmp_path: Path) -> None:
     history.ask("select 1")
-    assert costs(tmp_path / "warehouse.duckdb") == Costs(
+    assert load_costs(tmp_path / "warehouse.duckdb") == Costs(
         checkpoint_s=3, restart_s=5, migration_s=4, stopped=2
     )
 
@@ -93,15 +93,15 @@ def test_a_pool_in_which_nobody_was_stopped_teaches_nothing(tmp_path: Path) -> N
     told.job("a", 0)
     told.ask("select 1")
     with pytest.raises(TraceError, match="no job was ever stopped"):
-        costs(tmp_path / "warehouse.duckdb")
+        load_costs(tmp_path / "warehouse.duckdb")
 
 
 def test_the_questions_are_answered(history: History, tmp_path: Path) -> None:
-    from gpu_flows.analytics.answers import answer
+    from gpu_flows.analytics.query_runner import run_query
 
     history.ask("select 1")
-    asked: Any = answer(tmp_path / "warehouse.duckdb", "preemptions")
+    asked: Any = run_query(tmp_path / "warehouse.duckdb", "preemptions")
     newest = dict(zip(asked.columns, asked.rows[0], strict=True))
-    assert (newest["name"], newest["room_for"], newest["outcome"]) == ("a", "boss", "preempted")
-    assert answer(tmp_path / "warehouse.duckdb", "preemption_costs").rows
-    assert answer(tmp_path / "warehouse.duckdb", "checkpoints").rows
+    assert (newest["name"], newest["freed_for"], newest["outcome"]) == ("a", "boss", "preempted")
+    assert run_query(tmp_path / "warehouse.duckdb", "preemption_costs").rows
+    assert run_query(tmp_path / "warehouse.duckdb", "checkpoints").rows

@@ -7,15 +7,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from analytics_place import Place, T, die_after, job, run, sample, until_answered
+from analytics_store import Place, T, die_after, job, run, sample, until_answered
 
+from gpu_flows.analytics.fact_spool import Spool
 from gpu_flows.analytics.facts import (
     FACTS,
     Allocated,
     AttemptEnded,
+    AttemptInterrupted,
     AttemptStarted,
     Decided,
-    Departed,
     DeviceEvent,
     DeviceSeen,
     ExperimentRan,
@@ -25,14 +26,13 @@ from gpu_flows.analytics.facts import (
     SavedWork,
     Swapped,
 )
-from gpu_flows.analytics.spool import Spool
 
 ONE_OF_EACH: tuple[Fact, ...] = (
     job(1),
     JobEnded("job-1", T + 9, "completed"),
     AttemptStarted("job-1", 1, "fifo", "process", '["n0"]', T + 1, T + 2),
     AttemptEnded("job-1", 1, T + 9, "completed", 0),
-    Departed("job-1", 1, T + 3, T + 4, "preempted", "priority", '["job-2"]'),
+    AttemptInterrupted("job-1", 1, T + 3, T + 4, "preempted", "priority", '["job-2"]'),
     SavedWork("job-1", 1, 2, 0.5, 1_000, T + 3, 7, None, None, None, 0.25),
     Allocated("job-1", 1, "GPU-1", "n0", 11_000, T + 2),
     Decided(T + 1, "pool", "fifo", 1, 0, 1, 35.5),

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import duckdb
 import pytest
-from analytics_place import Place, job
+from analytics_store import Place, job
 
-from gpu_flows.analytics import catalog, schema_keeper
-from gpu_flows.analytics.catalog import Migration, NamedQuery, Parameter
+from gpu_flows.analytics import migrations, sql_files
 from gpu_flows.analytics.facts import FACTS
+from gpu_flows.analytics.sql_files import Migration, NamedQuery, Parameter
 
 
 def columns(place: Place, table: str) -> list[str]:
@@ -34,7 +34,7 @@ def test_an_older_file_is_migrated_with_its_rows(tmp_path: Path, monkeypatch: py
     newer = Migration(
         NEXT, "note", "alter table jobs add column note varchar default 'none'; create table extra (x int)"
     )
-    monkeypatch.setattr(catalog, "migrations", lambda: (*REAL_MIGRATIONS, newer))
+    monkeypatch.setattr(sql_files, "migrations", lambda: (*REAL_MIGRATIONS, newer))
     recorder = place.recorder()
     recorder.write(job(2))
     recorder.close()
@@ -75,7 +75,7 @@ def test_a_migration_that_fails_leaves_the_file_as_it_was(
     place.recorder().close()
     broken = Migration(NEXT, "broken", "create table half_way (x int); select * from no_such_table")
     with monkeypatch.context() as patched:
-        patched.setattr(catalog, "migrations", lambda: (*REAL_MIGRATIONS, broken))
+        patched.setattr(sql_files, "migrations", lambda: (*REAL_MIGRATIONS, broken))
         recorder = place.recorder()
         recorder.write(job(1))
         recorder.close()
@@ -111,7 +111,7 @@ def test_changed_views_are_made_again_and_dropped_ones_go(
         "b": "create or replace view b as select 1 as x",
         "old": "create or replace view old as select 1 as x",
     }
-    monkeypatch.setattr(catalog, "views", lambda: mine)
+    monkeypatch.setattr(sql_files, "views", lambda: mine)
     place.recorder().close()
     assert place.ask("from a_reads_b") == [(1,)]
     del mine["old"]
@@ -128,7 +128,7 @@ def test_a_view_of_ones_own_survives(tmp_path: Path, monkeypatch: pytest.MonkeyP
     with duckdb.connect(str(place.database)) as connection:
         connection.execute("create view mine as select count(*) as jobs from job_history")
     monkeypatch.setattr(
-        catalog, "views", lambda: {**REAL_VIEWS, "extra": "create or replace view extra as select 1"}
+        sql_files, "views", lambda: {**REAL_VIEWS, "extra": "create or replace view extra as select 1"}
     )
     place.recorder().close()
     assert place.ask("from mine") == [(0,)]
@@ -151,11 +151,11 @@ def test_every_sql_file_creates_what_its_name_says() -> None:
     for name, sql in REAL_VIEWS.items():
         assert re.search(rf"^create or replace (view|macro) {name}\b", sql, re.MULTILINE), name
     assert [step.version for step in REAL_MIGRATIONS] == list(range(1, len(REAL_MIGRATIONS) + 1))
-    assert schema_keeper.newest_version() == REAL_MIGRATIONS[-1].version
+    assert migrations.newest_version() == REAL_MIGRATIONS[-1].version
 
 
 def test_every_named_query_has_a_question_and_describes_its_parameters() -> None:
-    for query in catalog.named_queries():
+    for query in sql_files.named_queries():
         assert query.question.endswith("?"), query.name
         used = set(re.findall(r"\$(\w+)", re.sub(r"^--.*$", "", query.sql, flags=re.MULTILINE)))
         assert used == {parameter.name for parameter in query.parameters}, query.name
@@ -165,7 +165,7 @@ def test_the_head_of_a_named_query_is_read() -> None:
     sql = (
         "-- Who is there?\n-- $limit = 5: how many.\n-- $pool = : only this one.\n-- $user: whose.\nselect 1"
     )
-    assert catalog._named_query("who", sql) == NamedQuery(
+    assert sql_files._named_query("who", sql) == NamedQuery(
         "who",
         "Who is there?",
         sql,
@@ -177,6 +177,6 @@ def test_the_head_of_a_named_query_is_read() -> None:
     )
 
 
-REAL_MIGRATIONS = catalog.migrations()
+REAL_MIGRATIONS = sql_files.migrations()
 NEXT = REAL_MIGRATIONS[-1].version + 1
-REAL_VIEWS = catalog.views()
+REAL_VIEWS = sql_files.views()

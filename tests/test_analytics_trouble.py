@@ -10,7 +10,7 @@ from pathlib import Path
 
 import duckdb
 import pytest
-from analytics_place import Place, Reader, T, die_after, job, sample
+from analytics_store import Place, Reader, T, die_after, job, sample
 
 from gpu_flows.analytics import recorder as recorder_module
 from gpu_flows.analytics.recorder import Recorder
@@ -25,7 +25,7 @@ def place(tmp_path: Path) -> Iterator[Place]:
 
 
 def test_facts_wait_while_somebody_reads(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recorder_module, "READERS_TURN_S", 0.0)
+    monkeypatch.setattr(recorder_module, "WAIT_FOR_READER_S", 0.0)
     recorder = place.recorder()
     recorder.write(job(1))
     recorder.drain()
@@ -41,7 +41,7 @@ def test_facts_wait_while_somebody_reads(place: Place, monkeypatch: pytest.Monke
 
 
 def test_a_reader_in_the_same_process_counts_as_well(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recorder_module, "READERS_TURN_S", 0.0)
+    monkeypatch.setattr(recorder_module, "WAIT_FOR_READER_S", 0.0)
     recorder = place.recorder()
     recorder.drain()
     with duckdb.connect(str(place.database), read_only=True):
@@ -94,7 +94,7 @@ def test_a_full_disk_under_the_warehouse(place: Place) -> None:
 
 
 def test_a_full_disk_under_the_spool(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recorder_module, "MOST_WAITING", 1000)
+    monkeypatch.setattr(recorder_module, "MOST_IN_MEMORY", 1000)
     with mounted(place.spool, "1m") as disk:
         recorder = place.recorder()
         recorder.write(job(0), sample(0))

@@ -65,8 +65,8 @@ def test_two_make_room_for_one_and_come_back(tmp_path: Path) -> None:
         await stage.until(lambda: len(stage.ends()) == 3, "all have ended")
         assert set(stage.ends().values()) == {"completed"}
         assert stage.outcomes("a") == stage.outcomes("b") == ["preempted", "completed"]
-        left = [fact for fact in stage.facts if fact.table == "departures"]
-        assert {(it.job_id, it.kind, it.room_for, it.asked, it.gone) for it in left} == {
+        left = [fact for fact in stage.facts if fact.table == "interruptions"]
+        assert {(it.job_id, it.kind, it.freed_for, it.requested, it.released) for it in left} == {
             (job, "preempted", '["urgent"]', 1010.0, 1015.0) for job in ("a", "b")
         }
 

@@ -12,8 +12,8 @@ import duckdb
 import pytest
 from analytics_history import History, T, make_empty_warehouse
 
-from gpu_flows.analytics import recorded, simulated
-from gpu_flows.analytics.answers import named_queries
+from gpu_flows.analytics import recorded_trace, simulated_facts
+from gpu_flows.analytics.sql_files import named_queries
 from gpu_flows.schedulers.cluster.spec import declare
 from gpu_flows.schedulers.model import Job
 from gpu_flows.schedulers.policy import make_policy
@@ -66,8 +66,8 @@ def ask(database: Path, sql: str) -> list[tuple[Any, ...]]:
 
 def write(database: Path, simulations: dict[str, Simulation]) -> None:
     arrivals = [result.arrival for result in next(iter(simulations.values())).jobs]
-    experiment = simulated.Experiment.of("test", {"cluster": "small"}, arrivals)
-    simulated.write(database, experiment, simulations, now=T)
+    experiment = simulated_facts.Experiment.of("test", {"cluster": "small"}, arrivals)
+    simulated_facts.write_simulations(database, experiment, simulations, now=T)
 
 
 # SQL and the summary agree
@@ -167,20 +167,20 @@ def test_a_recorded_pool_is_a_workload(tmp_path: Path, empty_warehouse: Path) ->
     history.start("runs", 303, "g0")
     history.ask("select 1")  # drained
 
-    trace = recorded.load(tmp_path / "warehouse.duckdb")
+    trace = recorded_trace.load(tmp_path / "warehouse.duckdb")
     assert [(each.job.id, each.job.submitted, each.duration_s) for each in trace.arrivals] == [
         ("a", 0, 40),
         ("b", 5, 40.5),
     ]
     assert (trace.arrivals[0].job.user, trace.arrivals[0].job.kind) == ("ann", "d")
     assert trace.skipped == {"never ran": 2, "has not ended": 1}
-    assert len(recorded.load(tmp_path / "warehouse.duckdb", limit=1).arrivals) == 1
+    assert len(recorded_trace.load(tmp_path / "warehouse.duckdb", limit=1).arrivals) == 1
 
 
 def test_a_simulation_is_a_workload_with_the_same_durations(database: Path) -> None:
     arrivals = [each for each in workload() if each.job.gpus <= 4]
     write(database, {"srtf": simulate(arrivals, NODES, make_policy("srtf"))})
-    again = recorded.load(database).arrivals
+    again = recorded_trace.load(database).arrivals
     first = min(each.job.submitted for each in arrivals)
 
     def told(each: Arrival, offset: float) -> tuple[object, ...]:
@@ -192,19 +192,19 @@ def test_a_simulation_is_a_workload_with_the_same_durations(database: Path) -> N
 
 def test_a_warehouse_without_jobs_or_with_several_pools_says_so(database: Path, tmp_path: Path) -> None:
     with pytest.raises(TraceError, match="holds no jobs"):
-        recorded.load(database)
+        recorded_trace.load(database)
     jobs = [Arrival(Job("a"), 1.0)]
     write(database, {name: simulate(jobs, NODES, make_policy(name)) for name in ("fifo", "sjf")})
     with pytest.raises(TraceError, match=r"2 pools; choose one, as in --format warehouse:pool=sim:fifo@"):
-        recorded.load(database)
+        recorded_trace.load(database)
     [(pool,)] = ask(database, "select pool from jobs where pool like 'sim:sjf@%'")
-    assert len(recorded.load(database, pool=pool).arrivals) == 1
+    assert len(recorded_trace.load(database, pool=pool).arrivals) == 1
     with pytest.raises(TraceError, match="no job that ran"):
-        recorded.load(database, pool="nobody's")
+        recorded_trace.load(database, pool="nobody's")
     with pytest.raises(TraceError, match="no warehouse at"):
-        recorded.load(tmp_path / "missing.duckdb")
-    assert recorded.is_warehouse(database)
-    assert not recorded.is_warehouse(Path(__file__))
+        recorded_trace.load(tmp_path / "missing.duckdb")
+    assert recorded_trace.is_warehouse(database)
+    assert not recorded_trace.is_warehouse(Path(__file__))
 
 
 # The summary

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 
-from gpu_flows.analytics.answers import QueryError, answer
-from gpu_flows.analytics.catalog import migrations
+from gpu_flows.analytics.query_runner import QueryError, run_query
+from gpu_flows.analytics.sql_files import migrations
 from gpu_flows.cli.checkup import ERROR, INFO, OK, WARN, Finding, Surroundings
 from gpu_flows.cli.problem import Problem
 from gpu_flows.cli.sql import warehouse_of
@@ -93,7 +93,7 @@ def warehouse(around: Surroundings) -> Iterator[Finding]:
         fix = f"Give the worker's user the right to write there: chmod u+w {database}"
         yield Finding(ERROR, f"The warehouse {database} is not writable.", fix)
     try:
-        found = answer(database, "select max(version) from migrations", timeout_s=10).rows
+        found = run_query(database, "select max(version) from migrations", timeout_s=10).rows
     except QueryError as error:
         fix = "If it is damaged, move it aside: the worker begins a new one."
         yield Finding(ERROR, f"The warehouse {database} does not open: {error}", fix)

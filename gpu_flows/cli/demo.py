@@ -145,15 +145,15 @@ def _watch(server: Any, bars: Any, lines: list[tuple[Half, Any]], until_done: in
 
 def _comparison(database: Path, halves: list[Half]) -> Any:
     """Per policy, read back by SQL once the last fact is in."""
-    from gpu_flows.analytics.answers import answer
+    from gpu_flows.analytics.query_runner import run_query
 
     expected = sum(len(half.runs) for half in halves)
     deadline = time.monotonic() + 30
     while time.monotonic() < deadline:
-        if answer(database, "select count(*) from job_ends").rows[0][0] >= expected:
+        if run_query(database, "select count(*) from job_ends").rows[0][0] >= expected:
             break
         time.sleep(0.5)
-    found = answer(database, "policies", {"pool": POOL})
+    found = run_query(database, "policies", {"pool": POOL})
     wanted = (
         "policy",
         "jobs",

@@ -233,18 +233,18 @@ def _trace(study: Study) -> Trace:
         if cuts:
             raise BadInput(f"--{next(iter(cuts)).replace('_', '-')} is for traces; a workload has options.")
         return Trace(study.workload, "made up", generate(study.workload, study.seed))
-    from gpu_flows.analytics import recorded
+    from gpu_flows.analytics import recorded_trace
 
     name, _, written = study.format.partition(":")
     options: dict[str, Any] = parts.assignments(_pieces(written), f"Format {name!r}: option", str)
     choices = {**cuts, "seed": study.seed}
-    if name == recorded.FORMAT or (not name and recorded.is_warehouse(study.trace)):
+    if name == recorded_trace.FORMAT or (not name and recorded_trace.is_warehouse(study.trace)):
         unknown = options.keys() - {"pool", "experiment"}
         if unknown:
             raise BadInput(
-                f"Format {recorded.FORMAT} has no option {min(unknown)!r}, but pool and experiment."
+                f"Format {recorded_trace.FORMAT} has no option {min(unknown)!r}, but pool and experiment."
             )
-        return recorded.load(study.trace, **options, **choices)
+        return recorded_trace.load(study.trace, **options, **choices)
     if _is_file(study.profile) and _counts_steps(study.trace, name):
         options.setdefault("throughputs", study.profile)
     return load_trace(study.trace, name or None, **options, **choices)
@@ -285,9 +285,9 @@ def _costs(study: Study) -> tuple[float, float, float]:
     given = study.checkpoint_seconds, study.restart_seconds, study.migration_seconds
     if study.costs is None:
         return given
-    from gpu_flows.analytics.recorded import costs
+    from gpu_flows.analytics.recorded_trace import load_costs
 
-    found = costs(study.costs)
+    found = load_costs(study.costs)
     saving, going_on, moving = given
     return saving or found.checkpoint_s, going_on or found.restart_s, moving or found.migration_s
 

@@ -206,7 +206,7 @@ def _bars(labels: Sequence[str], total: int) -> Iterator[Callable[[int], Callabl
 
 def _check_outputs(study: Study) -> None:
     """Before hours of simulation: whether what it writes could be written."""
-    from gpu_flows.analytics.recorded import is_warehouse
+    from gpu_flows.analytics.recorded_trace import is_warehouse
 
     if study.jobs_out and study.jobs_out.suffix not in (".csv", ".json"):
         raise BadInput(f"--jobs-out {study.jobs_out} must end in .csv or .json.")
@@ -244,12 +244,14 @@ def _check_warehouse(warehouse: Path, spool: str) -> None:
 
 def _spool(found: Inputs, choice: Choice, simulation: Simulation, folder: str) -> None:
     """Leave the facts where `_load` finds them."""
-    from gpu_flows.analytics import simulated
+    from gpu_flows.analytics import simulated_facts
 
     study = found.study
     title = study.trace.name.partition(".")[0] if study.trace else study.workload.partition(":")[0]
-    experiment = simulated.Experiment.of(title, _description(study), found.trace.arrivals)
-    simulated.spool(Path(folder), simulated.facts(simulation, choice.label, experiment, time.time()))
+    experiment = simulated_facts.Experiment.of(title, _description(study), found.trace.arrivals)
+    simulated_facts.spool_facts(
+        Path(folder), simulated_facts.list_facts(simulation, choice.label, experiment, time.time())
+    )
 
 
 def _description(study: Study) -> dict[str, object]:
@@ -262,11 +264,11 @@ def _description(study: Study) -> dict[str, object]:
 
 def _load(warehouse: Path, spool: str) -> None:
     """Bring what was left there into the warehouse."""
-    from gpu_flows.analytics import simulated
+    from gpu_flows.analytics import simulated_facts
     from gpu_flows.analytics.warehouse import WarehouseError
 
     try:
-        simulated.load(warehouse, Path(spool))
+        simulated_facts.load_spool(warehouse, Path(spool))
     except WarehouseError as error:
         what = re.split("[;.] facts wait", str(error), flags=re.IGNORECASE)[0]  # not these: they are gone
         raise Problem(f"{what}.") from None
@@ -316,18 +318,18 @@ def _as_text(value: object) -> object:
 
 
 def _picture(label: str, simulation: Simulation, use: Use) -> Picture:
-    from gpu_flows.analytics import charts  # for those only who want some
+    from gpu_flows.analytics.charts.gantt_chart import draw_gantt_chart
 
-    return Picture(turnarounds_s(simulation), use, charts.gantt(label, simulation, use))
+    return Picture(turnarounds_s(simulation), use, draw_gantt_chart(label, simulation, use))
 
 
 def _write_charts(folder: Path, outcomes: Mapping[str, Outcome]) -> None:
-    from gpu_flows.analytics import charts
+    from gpu_flows.analytics.charts.line_charts import draw_turnaround_chart, draw_utilization_chart
 
     pictures = {label: outcome.picture for label, outcome in outcomes.items() if outcome.picture}
     drawn = {
-        "turnaround": charts.turnaround_cdf({label: each.turnarounds for label, each in pictures.items()}),
-        "utilization": charts.utilization({label: each.use for label, each in pictures.items()}),
+        "turnaround": draw_turnaround_chart({label: each.turnarounds for label, each in pictures.items()}),
+        "utilization": draw_utilization_chart({label: each.use for label, each in pictures.items()}),
     }
     for number, (label, picture) in enumerate(pictures.items(), start=1):
         drawn[f"gantt-{number}-{re.sub(r'[^A-Za-z0-9.]+', '-', label)}"] = picture.gantt

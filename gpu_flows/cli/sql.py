@@ -12,7 +12,8 @@ from typing import Annotated, Any
 
 import typer
 
-from gpu_flows.analytics.answers import Answer, QueryError, answer, named_queries
+from gpu_flows.analytics.query_runner import QueryError, QueryResult, run_query
+from gpu_flows.analytics.sql_files import named_queries
 from gpu_flows.cli import parts
 from gpu_flows.cli.parts import DEFAULT_POOL, JsonOption, PoolOption
 from gpu_flows.cli.problem import BadInput, Problem, inert
@@ -62,7 +63,7 @@ def sql(
     given = parts.assignments(param or [], "--param", parts.json_or_text)
     where = database or warehouse_of(pool)
     try:
-        found = answer(where, asked, given, timeout_s=timeout, memory_mb=memory, max_rows=rows)
+        found = run_query(where, asked, given, timeout_s=timeout, memory_mb=memory, max_rows=rows)
     except QueryError as error:
         raise Problem(str(error)) from None
     if as_json:
@@ -128,7 +129,7 @@ def _list(as_json: bool) -> None:
 # -- answers ----------------------------------------------------------------------------------
 
 
-def _draw(found: Answer) -> None:
+def _draw(found: QueryResult) -> None:
     """A table; row by row where a terminal is too narrow for one."""
     rows = [[_shown(value) for value in row] for row in found.rows]
     drawn = parts.table(found.columns, rows, right=_numbers(found))
@@ -141,7 +142,7 @@ def _draw(found: Answer) -> None:
     parts.remark(f"({len(rows):,} row{'s' if len(rows) != 1 else ''})")
 
 
-def _numbers(found: Answer) -> set[str]:
+def _numbers(found: QueryResult) -> set[str]:
     """The columns that hold numbers and nothing else."""
     columns = zip(found.columns, zip(*found.rows, strict=True), strict=False)
     return {name for name, values in columns if all(_is_number(each) or each is None for each in values)}
@@ -155,7 +156,7 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float | Decimal) and not isinstance(value, bool)
 
 
-def _objects(found: Answer) -> list[dict[str, Any]]:
+def _objects(found: QueryResult) -> list[dict[str, Any]]:
     names = _distinct(found.columns)
     return [dict(zip(names, map(_plain, row), strict=True)) for row in found.rows]
 
@@ -182,7 +183,7 @@ def _plain(value: object) -> object:
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
-def _write_csv(found: Answer) -> None:
+def _write_csv(found: QueryResult) -> None:
     writer = csv.writer(sys.stdout, lineterminator="\n")
     writer.writerow([_csv(name) for name in found.columns])
     writer.writerows([_csv(_plain(value)) for value in row] for row in found.rows)

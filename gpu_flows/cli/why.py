@@ -62,11 +62,11 @@ def why(
 
 def _attempts(pool: str, job_id: str) -> list[dict[str, Any]]:
     """What the warehouse knows of its launches; nothing, if it cannot be asked now."""
-    from gpu_flows.analytics.answers import QueryError, answer
+    from gpu_flows.analytics.query_runner import QueryError, run_query
     from gpu_flows.cli.sql import warehouse_of
 
     try:
-        found = answer(warehouse_of(pool), _ATTEMPTS, {"job": job_id}, timeout_s=5)
+        found = run_query(warehouse_of(pool), _ATTEMPTS, {"job": job_id}, timeout_s=5)
     except QueryError:
         return []
     return [dict(zip(found.columns, row, strict=True)) for row in found.rows]

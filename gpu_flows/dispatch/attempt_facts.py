@@ -10,7 +10,14 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-from gpu_flows.analytics.facts import Allocated, AttemptEnded, AttemptStarted, Departed, Fact, SavedWork
+from gpu_flows.analytics.facts import (
+    Allocated,
+    AttemptEnded,
+    AttemptInterrupted,
+    AttemptStarted,
+    Fact,
+    SavedWork,
+)
 from gpu_flows.checkpoints import contract
 from gpu_flows.dispatch.preemption import Kind, Preemption
 from gpu_flows.runtimes.base import Attempt, End, Launch
@@ -45,8 +52,10 @@ def end_facts(
     memory = end.oom_killed, end.peak_memory_mb
     facts: list[Fact] = [AttemptEnded(job_id, number, ended, outcome, end.exit_code, detail, *memory)]
     if leave:
-        room_for = json.dumps(leave.room_for)
-        facts.append(Departed(job_id, number, leave.asked, ended, leave.kind, leave.policy, room_for))
+        freed_for = json.dumps(leave.room_for)
+        facts.append(
+            AttemptInterrupted(job_id, number, leave.asked, ended, leave.kind, leave.policy, freed_for)
+        )
     return facts
 
 

@@ -349,7 +349,7 @@ class Dispatcher:
             saved = await asyncio.to_thread(saved_work, execution.attempt, ended, end.exit_code, goes_on)
             called = asked.kind if asked and back else outcome
             self._record(*end_facts(execution.attempt, end, ended, called, detail, asked))
-            if asked or saved.tells:
+            if asked or saved.has_reports:
                 self._record(saved)
             if asked and back:
                 progress = progress_of(execution.attempt, progress, saved, ended, asked.kind)

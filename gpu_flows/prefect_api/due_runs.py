@@ -321,20 +321,13 @@ class Intake:
             with suppress(httpx.HTTPError):
                 await self._client.update_flow_run(run.id, name=job.name)
         deployment = self._deployments.get(run.deployment_id) if run.deployment_id else None
-        return JobSubmitted(
+        return JobSubmitted.of(
+            job,
             job_id=job.id,
             pool=self._pool,
-            name=job.name,
             flow=(await self._flow(run.flow_id)).name,
             deployment=deployment.name if deployment else "",
-            user_name=job.user,
             tags=json.dumps(sorted(run.tags)),
-            gpus=job.gpus,
-            gpu_memory_mb=job.memory_mb,
-            priority=job.priority,
-            deadline=job.deadline,
-            expected_s=job.expected_s,
-            submitted=job.submitted,
             experiment=_tagged(run, "experiment:"),
         )
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import duckdb
 
-from gpu_flows.analytics.answers import QueryError, answer
 from gpu_flows.analytics.facts import JobSubmitted, Sampled
+from gpu_flows.analytics.query_runner import QueryError, run_query
 from gpu_flows.analytics.recorder import Recorder
 
 T = 1_700_000_000.0
@@ -53,7 +53,7 @@ def until_answered(place: Place, sql: str, expected: tuple[Any, ...]) -> None:
     deadline = time.monotonic() + 60
     while True:
         with suppress(QueryError):  # there is no warehouse yet
-            if answer(place.database, sql).rows == [expected]:
+            if run_query(place.database, sql).rows == [expected]:
                 return
         assert time.monotonic() < deadline
         time.sleep(0.02)
