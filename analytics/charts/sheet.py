@@ -42,14 +42,14 @@ class Sheet:
 
     def svg(self) -> str:
         """Return the finished drawing."""
-        size = pixels(self.width), pixels(self.height)
+        width, height = pixels(self.width), pixels(self.height)
         left, title, subtitle = pixels(LEFT), _escape(self.title), _escape(self.subtitle)
         return "\n".join(
             [
-                f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {size[0]} {size[1]}" width="{size[0]}" '
-                f'height="{size[1]}" font-family="system-ui, Helvetica, Arial, sans-serif">',
+                f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" '
+                f'height="{height}" font-family="system-ui, Helvetica, Arial, sans-serif">',
                 f"<title>{title}</title>",
-                f'<rect width="{size[0]}" height="{size[1]}" fill="#ffffff"/>',
+                f'<rect width="{width}" height="{height}" fill="#ffffff"/>',
                 f'<text x="{left}" y="28" font-size="17" font-weight="600" fill="{INK}">{title}</text>',
                 f'<text x="{left}" y="47" font-size="12" fill="{FAINT}">{subtitle}</text>',
                 *self.elements,
