@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
+from typing import NamedTuple
 
 
-@dataclass(frozen=True, slots=True)
-class Migration:
+class Migration(NamedTuple):
     """A file schema/NNN_name.sql: one step from the previous version of the schema."""
 
     version: int
@@ -17,8 +16,7 @@ class Migration:
     sql: str
 
 
-@dataclass(frozen=True, slots=True)
-class Parameter:
+class Parameter(NamedTuple):
     """A `$name` of a named query. One without a default is required."""
 
     name: str
@@ -26,8 +24,7 @@ class Parameter:
     default: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class NamedQuery:
+class NamedQuery(NamedTuple):
     """A file queries/name.sql. Its first comment line is the question that it answers."""
 
     name: str

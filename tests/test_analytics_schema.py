@@ -1,4 +1,4 @@
-"""The schema and the SQL files: as the facts say, upgraded in place, refused when newer."""
+"""The schema and the SQL files: columns match the facts, older files are migrated, newer ones refused."""
 
 from __future__ import annotations
 
@@ -8,49 +8,49 @@ from pathlib import Path
 
 import duckdb
 import pytest
-from analytics_store import Place, job
+from analytics_store import Store, job
 
 from gpu_flows.analytics import migrations, sql_files
 from gpu_flows.analytics.facts import FACTS
 from gpu_flows.analytics.sql_files import Migration, NamedQuery, Parameter
 
 
-def columns(place: Place, table: str) -> list[str]:
-    return [name for (name,) in place.ask(f"select column_name from (describe {table})")]
+def columns(store: Store, table: str) -> list[str]:
+    return [name for (name,) in store.query(f"select column_name from (describe {table})")]
 
 
 def test_fields_of_facts_are_the_columns_of_their_tables(tmp_path: Path) -> None:
-    place = Place(tmp_path)
-    place.recorder().close()
+    store = Store(tmp_path)
+    store.recorder().close()
     for fact in FACTS:
-        assert [field.name for field in dataclasses.fields(fact)] == columns(place, fact.table)
+        assert [field.name for field in dataclasses.fields(fact)] == columns(store, fact.table)
 
 
 def test_an_older_file_is_migrated_with_its_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    place = Place(tmp_path)
-    recorder = place.recorder()
+    store = Store(tmp_path)
+    recorder = store.recorder()
     recorder.write(job(1))
     recorder.close()
     newer = Migration(
         NEXT, "note", "alter table jobs add column note varchar default 'none'; create table extra (x int)"
     )
     monkeypatch.setattr(sql_files, "migrations", lambda: (*REAL_MIGRATIONS, newer))
-    recorder = place.recorder()
+    recorder = store.recorder()
     recorder.write(job(2))
     recorder.close()
     applied = [(step.version, step.name) for step in (*REAL_MIGRATIONS, newer)]
-    assert place.ask("select version, name from migrations order by version") == applied
-    assert place.ask("select job_id, note from jobs where job_id = 'job-1'") == [("job-1", "none")]
-    assert place.count("jobs") == 2
-    assert place.count("extra") == 0
+    assert store.query("select version, name from migrations order by version") == applied
+    assert store.query("select job_id, note from jobs where job_id = 'job-1'") == [("job-1", "none")]
+    assert store.count("jobs") == 2
+    assert store.count("extra") == 0
 
 
 def test_a_file_of_the_first_version_is_brought_up_to_date(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    place = Place(tmp_path)
-    place.recorder().close()
-    with duckdb.connect(str(place.database)) as connection:  # as the first version left it
+    store = Store(tmp_path)
+    store.recorder().close()
+    with duckdb.connect(str(store.database)) as connection:  # as the first version left it
         for (view,) in connection.execute("select name from installed_views").fetchall():
             connection.execute(f'drop view if exists "{view}"')
         for fact in FACTS:
@@ -59,90 +59,90 @@ def test_a_file_of_the_first_version_is_brought_up_to_date(
         connection.execute(REAL_MIGRATIONS[0].sql)
         connection.execute("insert into migrations values (1, 'facts', now())")
         connection.execute("insert into attempt_ends values ('old', 1, now(), 'completed', 0, '')")
-    recorder = place.recorder()
+    recorder = store.recorder()
     recorder.write(job(1))
     recorder.close()
     assert not recorder.trouble
-    assert place.ask("select job_id, exit_code, oom_killed from attempt_ends") == [("old", 0, None)]
+    assert store.query("select job_id, exit_code, oom_killed from attempt_ends") == [("old", 0, None)]
     for fact in FACTS:
-        assert [field.name for field in dataclasses.fields(fact)] == columns(place, fact.table)
+        assert [field.name for field in dataclasses.fields(fact)] == columns(store, fact.table)
 
 
-def test_a_migration_that_fails_leaves_the_file_as_it_was(
+def test_a_migration_that_fails_changes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    place = Place(tmp_path)
-    place.recorder().close()
+    store = Store(tmp_path)
+    store.recorder().close()
     broken = Migration(NEXT, "broken", "create table half_way (x int); select * from no_such_table")
     with monkeypatch.context() as patched:
         patched.setattr(sql_files, "migrations", lambda: (*REAL_MIGRATIONS, broken))
-        recorder = place.recorder()
+        recorder = store.recorder()
         recorder.write(job(1))
         recorder.close()
         assert "no_such_table" in recorder.trouble
-    recorder = place.recorder()
+    recorder = store.recorder()
     recorder.close()
-    assert place.count("jobs") == 1
+    assert store.count("jobs") == 1
     with pytest.raises(duckdb.CatalogException):
-        place.count("half_way")
+        store.count("half_way")
 
 
 def test_a_file_of_a_newer_version_is_refused_and_facts_wait(tmp_path: Path) -> None:
-    place = Place(tmp_path)
-    place.recorder().close()
-    with duckdb.connect(str(place.database)) as connection:
+    store = Store(tmp_path)
+    store.recorder().close()
+    with duckdb.connect(str(store.database)) as connection:
         connection.execute("insert into migrations values (99, 'future', now())")
-    recorder = place.recorder()
+    recorder = store.recorder()
     recorder.write(job(1))
     assert not recorder.drain()
     assert "newer gpu-flows (its schema is 99" in recorder.trouble
     assert "Upgrade gpu-flows" in recorder.trouble
     recorder.close()
-    assert len(place.spooled()) == 1
-    assert place.count("jobs") == 0
+    assert len(store.spooled()) == 1
+    assert store.count("jobs") == 0
 
 
-def test_changed_views_are_made_again_and_dropped_ones_go(
+def test_changed_views_are_created_again_and_old_ones_dropped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    place = Place(tmp_path)
+    store = Store(tmp_path)
     mine = {
         "a_reads_b": "create or replace view a_reads_b as select * from b",
         "b": "create or replace view b as select 1 as x",
         "old": "create or replace view old as select 1 as x",
     }
     monkeypatch.setattr(sql_files, "views", lambda: mine)
-    place.recorder().close()
-    assert place.ask("from a_reads_b") == [(1,)]
+    store.recorder().close()
+    assert store.query("from a_reads_b") == [(1,)]
     del mine["old"]
     mine["b"] = "create or replace view b as select 2 as x, 3 as y"
-    place.recorder().close()
-    assert place.ask("from a_reads_b") == [(2, 3)]
+    store.recorder().close()
+    assert store.query("from a_reads_b") == [(2, 3)]
     with pytest.raises(duckdb.CatalogException):
-        place.ask("from old")
+        store.query("from old")
 
 
-def test_a_view_of_ones_own_survives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    place = Place(tmp_path)
-    place.recorder().close()
-    with duckdb.connect(str(place.database)) as connection:
+def test_a_users_own_view_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Store(tmp_path)
+    store.recorder().close()
+    with duckdb.connect(str(store.database)) as connection:
         connection.execute("create view mine as select count(*) as jobs from job_history")
     monkeypatch.setattr(
         sql_files, "views", lambda: {**REAL_VIEWS, "extra": "create or replace view extra as select 1"}
     )
-    place.recorder().close()
-    assert place.ask("from mine") == [(0,)]
+    store.recorder().close()
+    assert store.query("from mine") == [(0,)]
 
 
 def test_views_work_in_a_plain_connection_and_in_an_attached_file(tmp_path: Path) -> None:
-    place = Place(tmp_path)
-    place.recorder().close()
+    store = Store(tmp_path)
+    store.recorder().close()
     views = [name for name, sql in REAL_VIEWS.items() if "create or replace view" in sql]
-    with duckdb.connect(str(place.database), read_only=True) as connection:
+    with duckdb.connect(str(store.database), read_only=True) as connection:
         for view in views:
             connection.execute(f"from {view}").fetchall()
     with duckdb.connect() as connection:
-        connection.execute(f"attach '{place.database}' as elsewhere (read_only)")
+        connection.execute(f"attach '{store.database}' as elsewhere (read_only)")
         for view in views:
             connection.execute(f"from elsewhere.{view}").fetchall()
 
@@ -161,7 +161,7 @@ def test_every_named_query_has_a_question_and_describes_its_parameters() -> None
         assert used == {parameter.name for parameter in query.parameters}, query.name
 
 
-def test_the_head_of_a_named_query_is_read() -> None:
+def test_the_head_of_a_named_query_is_parsed() -> None:
     sql = (
         "-- Who is there?\n-- $limit = 5: how many.\n-- $pool = : only this one.\n-- $user: whose.\nselect 1"
     )

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 import random
-import shutil
 from pathlib import Path
 from typing import Any
 
 import duckdb
 import pytest
-from analytics_history import History, T, make_empty_warehouse
+from analytics_history import History, T, copy_empty_warehouse
 
 from gpu_flows.analytics import recorded_trace, simulated_facts
 from gpu_flows.analytics.sql_files import named_queries
@@ -32,14 +31,9 @@ from gpu_flows.schedulers.workload import Arrival
 NODES = declare("2x2:V100:16 + 1x4:A100:80")
 
 
-@pytest.fixture(scope="module")
-def empty_warehouse(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_empty_warehouse(tmp_path_factory.mktemp("empty"))
-
-
 @pytest.fixture
-def database(tmp_path: Path, empty_warehouse: Path) -> Path:
-    return Path(shutil.copy(empty_warehouse, tmp_path))
+def database(tmp_path: Path) -> Path:
+    return copy_empty_warehouse(tmp_path)
 
 
 def workload(jobs: int = 120, seed: int = 7) -> list[Arrival]:
@@ -121,7 +115,7 @@ def test_every_job_attempt_and_device_is_there(database: Path) -> None:
     ]
 
 
-def test_every_named_question_has_an_answer(database: Path) -> None:
+def test_every_named_query_has_a_result(database: Path) -> None:
     write(database, {"fifo": simulate(workload(), NODES, make_policy("fifo"))})
     with duckdb.connect(str(database), read_only=True) as connection:
         for query in named_queries():
@@ -129,7 +123,7 @@ def test_every_named_question_has_an_answer(database: Path) -> None:
             assert connection.execute(query.sql, given).description
 
 
-def test_the_same_run_twice_changes_nothing_and_another_one_stands_beside_it(database: Path) -> None:
+def test_recording_a_run_again_changes_nothing_and_another_run_is_added(database: Path) -> None:
     fifo = simulate(workload(), NODES, make_policy("fifo"))
     write(database, {"fifo": fifo})
     write(database, {"fifo": fifo})
@@ -141,7 +135,7 @@ def test_the_same_run_twice_changes_nothing_and_another_one_stands_beside_it(dat
     ]
 
 
-def test_thousands_of_jobs_arrive_whole(database: Path) -> None:
+def test_thousands_of_jobs_are_recorded(database: Path) -> None:
     arrivals = [Arrival(Job(f"{n:05}", n * 10.0, 1 + n % 4), 40.0 + n % 97) for n in range(5_000)]
     write(database, {"fifo": simulate(arrivals, declare("8x8"), make_policy("fifo"))})
     assert ask(database, "select finished from policy_summary") == [(5_000,)]
@@ -150,8 +144,7 @@ def test_thousands_of_jobs_arrive_whole(database: Path) -> None:
 # A warehouse is a trace
 
 
-def test_a_recorded_pool_is_a_workload(tmp_path: Path, empty_warehouse: Path) -> None:
-    shutil.copy(empty_warehouse, tmp_path)
+def test_a_recorded_pool_is_a_workload(tmp_path: Path) -> None:
     history = History(tmp_path)
     history.run("a", 100, 110, 150, "g0")
     history.job("b", 105)  # preempted once
@@ -165,10 +158,10 @@ def test_a_recorded_pool_is_a_workload(tmp_path: Path, empty_warehouse: Path) ->
     history.end("refused", 301, "refused")
     history.job("runs", 302)
     history.start("runs", 303, "g0")
-    history.ask("select 1")  # drained
+    history.query("select 1")  # drained
 
     trace = recorded_trace.load(tmp_path / "warehouse.duckdb")
-    assert [(each.job.id, each.job.submitted, each.duration_s) for each in trace.arrivals] == [
+    assert [(arrival.job.id, each.job.submitted, each.duration_s) for each in trace.arrivals] == [
         ("a", 0, 40),
         ("b", 5, 40.5),
     ]
@@ -178,19 +171,19 @@ def test_a_recorded_pool_is_a_workload(tmp_path: Path, empty_warehouse: Path) ->
 
 
 def test_a_simulation_is_a_workload_with_the_same_durations(database: Path) -> None:
-    arrivals = [each for each in workload() if each.job.gpus <= 4]
+    arrivals = [each for each in workload() if arrival.job.gpus <= 4]
     write(database, {"srtf": simulate(arrivals, NODES, make_policy("srtf"))})
     again = recorded_trace.load(database).arrivals
-    first = min(each.job.submitted for each in arrivals)
+    first = min(arrival.job.submitted for each in arrivals)
 
-    def told(each: Arrival, offset: float) -> tuple[object, ...]:
-        job = each.job
-        return job.submitted - offset, job.gpus, job.memory_mb, job.user, job.kind, each.duration_s
+    def describe(arrival: Arrival, offset: float) -> tuple[object, ...]:
+        job = arrival.job
+        return job.submitted - offset, job.gpus, job.memory_mb, job.user, job.kind, arrival.duration_s
 
-    assert sorted(told(each, 0) for each in again) == sorted(told(each, first) for each in arrivals)
+    assert sorted(describe(each, 0) for each in again) == sorted(describe(each, first) for each in arrivals)
 
 
-def test_a_warehouse_without_jobs_or_with_several_pools_says_so(database: Path, tmp_path: Path) -> None:
+def test_a_warehouse_without_jobs_or_with_several_pools_is_refused(database: Path, tmp_path: Path) -> None:
     with pytest.raises(TraceError, match="holds no jobs"):
         recorded_trace.load(database)
     jobs = [Arrival(Job("a"), 1.0)]
@@ -200,7 +193,7 @@ def test_a_warehouse_without_jobs_or_with_several_pools_says_so(database: Path, 
     [(pool,)] = ask(database, "select pool from jobs where pool like 'sim:sjf@%'")
     assert len(recorded_trace.load(database, pool=pool).arrivals) == 1
     with pytest.raises(TraceError, match="no job that ran"):
-        recorded_trace.load(database, pool="nobody's")
+        recorded_trace.load(database, pool="unknown")
     with pytest.raises(TraceError, match="no warehouse at"):
         recorded_trace.load(tmp_path / "missing.duckdb")
     assert recorded_trace.is_warehouse(database)
@@ -228,7 +221,7 @@ def test_a_shared_device_counts_once_and_is_busy_up_to_its_limit() -> None:
     assert (summary.allocation, summary.utilization) == (0.5, 0.5)  # one of two devices, 140% is 100%
 
 
-def test_use_over_time_is_the_mean_of_each_stretch() -> None:
+def test_use_over_time_is_the_mean_of_each_interval() -> None:
     import numpy as np
 
     use = device_use(run(Arrival(Job("a", 0.0, 2), 50.0, 50.0), Arrival(Job("b", 100.0), 50.0)))
@@ -236,7 +229,7 @@ def test_use_over_time_is_the_mean_of_each_stretch() -> None:
     assert use.over_time(np.array([0.0, 50.0, 75.0, 125.0, 150.0])).tolist() == [0.5, 0, 0.25, 0.5]
 
 
-def test_nothing_finished_is_no_figure_rather_than_a_wrong_one() -> None:
+def test_figures_are_none_if_no_job_finished() -> None:
     simulation = run(Arrival(Job("wide", 0.0, 9), 5.0))
     summary = summarize(simulation)
     assert (summary.jobs, summary.finished, summary.impossible) == (1, 0, 1)
@@ -248,7 +241,7 @@ def test_nothing_finished_is_no_figure_rather_than_a_wrong_one() -> None:
     assert "9 GPUs" in str(row["reason"])
 
 
-def test_a_deadline_is_missed_by_who_ends_later_or_never() -> None:
+def test_jobs_that_end_later_or_never_miss_their_deadline() -> None:
     simulation = run(
         Arrival(Job("in time", 5.0, 2, deadline=15.0), 10.0),
         Arrival(Job("late", 6.0, 2, deadline=20.0, priority=3), 10.0),
@@ -262,7 +255,7 @@ def test_a_deadline_is_missed_by_who_ends_later_or_never() -> None:
     ]
 
 
-def test_a_job_nobody_can_account_for_is_an_error() -> None:
+def test_a_job_that_disappears_is_an_error() -> None:
     simulation = run(Arrival(Job("a"), 5.0), Arrival(Job("b"), 5.0))
     simulation.jobs[1].ended = None
     with pytest.raises(JobsLost, match="1 of 2 jobs got lost: b"):
