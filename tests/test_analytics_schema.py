@@ -11,7 +11,7 @@ import pytest
 from analytics_store import Store, job
 
 from gpu_flows.analytics import migrations, sql_files
-from gpu_flows.analytics.facts import FACTS
+from gpu_flows.analytics.facts import FACTS, AttemptInterrupted
 from gpu_flows.analytics.sql_files import Migration, NamedQuery, Parameter
 
 
@@ -45,20 +45,26 @@ def test_an_older_file_is_migrated_with_its_rows(tmp_path: Path, monkeypatch: py
     assert store.count("extra") == 0
 
 
-def test_a_file_of_the_first_version_is_brought_up_to_date(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store = Store(tmp_path)
+def make_old_file(store: Store, version: int, *statements: str) -> None:
+    """Create a warehouse as an older version left it, with the rows that the statements insert."""
     store.recorder().close()
-    with duckdb.connect(str(store.database)) as connection:  # as the first version left it
+    with duckdb.connect(str(store.database)) as connection:
         for (view,) in connection.execute("select name from installed_views").fetchall():
             connection.execute(f'drop view if exists "{view}"')
         for fact in FACTS:
             connection.execute(f"drop table {fact.table}")
         connection.execute("delete from migrations; delete from installed_views")
-        connection.execute(REAL_MIGRATIONS[0].sql)
-        connection.execute("insert into migrations values (1, 'facts', now())")
-        connection.execute("insert into attempt_ends values ('old', 1, now(), 'completed', 0, '')")
+        for migration in REAL_MIGRATIONS[:version]:
+            connection.execute(migration.sql)
+            row = [migration.version, migration.name]
+            connection.execute("insert into migrations values (?, ?, now())", row)
+        for statement in statements:
+            connection.execute(statement)
+
+
+def test_a_file_of_the_first_version_is_migrated(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    make_old_file(store, 1, "insert into attempt_ends values ('old', 1, now(), 'completed', 0, '')")
     recorder = store.recorder()
     recorder.write(job(1))
     recorder.close()
@@ -68,9 +74,38 @@ def test_a_file_of_the_first_version_is_brought_up_to_date(
         assert [field.name for field in dataclasses.fields(fact)] == columns(store, fact.table)
 
 
-def test_a_migration_that_fails_changes_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_departures_become_interruptions(tmp_path: Path) -> None:
+    """Facts of the old table are migrated; those still in the spool under its name are loaded."""
+    store = Store(tmp_path)
+    make_old_file(
+        store,
+        3,
+        "insert into departures values"
+        """ ('a', 1, to_timestamp(10), to_timestamp(12), 'preempted', 'srtf', '["b"]')""",
+    )
+    store.spool.mkdir(exist_ok=True)
+    (store.spool / "1.ready").write_text(
+        '{"table":"departures","job_id":"c","attempt":2,"asked":20.0,"gone":23.5,"kind":"moved",'
+        '"policy":"srtf","room_for":"[]"}\n'
+    )
+    recorder = store.recorder()
+    recorder.write(AttemptInterrupted("d", 1, 30.0, 31.0, "resized", "srtf", "[]"))
+    recorder.close()
+    assert not recorder.trouble
+    assert store.spooled() == []
+    assert store.query(
+        "select job_id, attempt, epoch(requested), epoch(released), kind, policy, freed_for"
+        " from interruptions order by job_id"
+    ) == [
+        ("a", 1, 10.0, 12.0, "preempted", "srtf", '["b"]'),
+        ("c", 2, 20.0, 23.5, "moved", "srtf", "[]"),
+        ("d", 1, 30.0, 31.0, "resized", "srtf", "[]"),
+    ]
+    with duckdb.connect(str(store.database)) as connection, pytest.raises(duckdb.ConstraintException):
+        connection.execute("insert into interruptions (job_id, attempt) values ('a', 1)")
+
+
+def test_a_migration_that_fails_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = Store(tmp_path)
     store.recorder().close()
     broken = Migration(NEXT, "broken", "create table half_way (x int); select * from no_such_table")

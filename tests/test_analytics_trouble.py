@@ -1,4 +1,4 @@
-"""The recorder in trouble: what cannot be written waits one store earlier, and the reason is named."""
+"""The recorder when something fails: facts wait in the place before it, and the reason is reported."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def store(tmp_path: Path) -> Iterator[Store]:
         yield store
 
 
-def test_facts_wait_while_somebody_reads(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_facts_wait_while_another_process_reads(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recorder_module, "WAIT_FOR_READER_S", 0.0)
     recorder = store.recorder()
     recorder.write(job(1))
@@ -49,7 +49,7 @@ def test_a_reader_in_the_same_process_counts_as_well(store: Store, monkeypatch: 
     assert recorder.drain()
 
 
-def test_a_warehouse_that_cannot_be_made(tmp_path: Path) -> None:
+def test_a_warehouse_that_cannot_be_created(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     recorder = Recorder(tmp_path / "file" / "warehouse.duckdb", tmp_path / "spool")
     recorder.write(job(1))
@@ -132,7 +132,7 @@ def test_a_disk_that_fills_in_the_middle_of_a_batch_leaves_no_half_line(store: S
     assert store.spooled() == []
 
 
-def test_a_damaged_warehouse_is_moved_aside_and_begun_anew(
+def test_a_damaged_warehouse_is_moved_and_a_new_one_created(
     store: Store, caplog: pytest.LogCaptureFixture
 ) -> None:
     recorder = store.recorder()
@@ -150,7 +150,7 @@ def test_a_damaged_warehouse_is_moved_aside_and_begun_anew(
     )
 
 
-def test_a_deleted_warehouse_is_made_again(store: Store) -> None:
+def test_a_deleted_warehouse_is_created_again(store: Store) -> None:
     recorder = store.recorder()
     recorder.write(job(1))
     recorder.drain()
@@ -160,7 +160,7 @@ def test_a_deleted_warehouse_is_made_again(store: Store) -> None:
     assert store.query("select job_id from job_history") == [("job-2",)]
 
 
-def test_after_a_fatal_error_a_new_instance_goes_on(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_new_instance_is_used_after_a_fatal_error(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     recorder = store.recorder()
     recorder.drain()
 
