@@ -5,7 +5,7 @@
 Each model trains with a checkpoint every second, on the disk of the temporary directory; its journal records
 how long each save took. The overhead at the default interval is computed from that: the mean time of a save,
 divided by the interval. That may be too low: where it was 0.43%, `--every 60 --runs 4`, which measures it
-directly in four minutes for each model, gave 0.64%, and 2.1% while other work kept the machine at a load of 8.
+directly in four minutes for each model, gave 0.64%, and 2.1% while other work caused a load of 8.
 The first save of a process is read back once and takes longest. Goal: under 2% of the training time.
 """
 

@@ -3,9 +3,9 @@
     python benchmarks/ddp.py [--models mlp,cnn,...] [--steps 60] [--size 4] [--runs 2] [--json FILE]
 
 Both train the same global batch on the CPU with one thread per process. They take turns, so that other load
-on the machine affects both. Throughput counts training without the start; the better of the runs is shown. The
-loss curves are compared step by step in the chosen precision. Goal: they never differ by more than the
-tolerance, 1e-6 in float64 and 1e-3 in float32. The speed-up depends on the number of cores, so it has no goal.
+on the machine affects both. Throughput counts training without the start; the better of the runs is shown.
+The loss curves are compared step by step in the chosen precision. Goal: they never differ by more than the
+tolerance, 1e-6 in float64 and 1e-3 in float32. The speed-up depends on the number of cores and has no goal.
 """
 
 from __future__ import annotations

@@ -20,22 +20,22 @@ class DeclaredNodes(BaseModel):
 
     model_config = FORM
 
-    count: int = Field(1, ge=1, le=10_000, title="Nodes")
+    count: int = Field(default=1, ge=1, le=10_000, title="Nodes")
     """How many such nodes there are."""
 
-    gpus: int = Field(4, ge=1, le=64)
+    gpus: int = Field(default=4, ge=1, le=64)
     """Devices in each node."""
 
-    model: str = Field("GTX 1080 Ti", title="GPU model")
+    model: str = Field(default="GTX 1080 Ti", title="GPU model")
     """The model name of the devices."""
 
-    memory_gb: float = Field(11, gt=0, le=4096, title="GPU memory (GB)")
+    memory_gb: float = Field(default=11, gt=0, le=4096, title="GPU memory (GB)")
     """Memory of each device."""
 
     rack: str = DEFAULT_RACK
     """The rack of the nodes, for placement by topology."""
 
-    rack_size: int = Field(0, ge=0)
+    rack_size: int = Field(default=0, ge=0)
     """Nodes to a rack, if they fill several; 0 if they share one."""
 
     @classmethod
@@ -84,7 +84,7 @@ class GpuCluster(Block):
     """Where devices come from: 'real' uses the GPUs that NVML finds, 'declared' the nodes below, 'auto' is
     real where NVML finds GPUs and declared otherwise."""
 
-    nodes: list[DeclaredNodes] = Field([DeclaredNodes(count=3)], title="Declared nodes")
+    nodes: list[DeclaredNodes] = Field(default=[DeclaredNodes(count=3)], title="Declared nodes")
     """The nodes of a declared cluster, by kind."""
 
     runtime: Literal["process", "docker"] = "process"

@@ -19,26 +19,26 @@ class DockerHost(BaseModel):
 
     model_config = FORM
 
-    name: str = Field(LOCAL, pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$")
+    name: str = Field(default=LOCAL, pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$")
     """The node's name, as in job variables and SQL."""
 
-    url: str = Field("", title="Address")
+    url: str = Field(default="", title="Address")
     """unix:///path/docker.sock, ssh://user@machine, or tcp://machine:2376 with TLS. Empty means this
     machine's own engine."""
 
-    tls_directory: str = Field("", title="TLS directory")
+    tls_directory: str = Field(default="", title="TLS directory")
     """For tcp: the folder on the worker's machine with ca.pem, cert.pem and key.pem."""
 
     insecure: bool = False
     """Allow tcp without TLS. Anyone who can reach that port is root on the machine."""
 
-    gpus: int = Field(0, ge=0, le=64, title="Declared GPUs")
+    gpus: int = Field(default=0, ge=0, le=64, title="Declared GPUs")
     """Devices to simulate there. 0 finds the real ones with a probe container."""
 
-    model: str = Field("GTX 1080 Ti", title="GPU model")
+    model: str = Field(default="GTX 1080 Ti", title="GPU model")
     """The model name of declared devices."""
 
-    memory_gb: float = Field(11, gt=0, le=4096, title="GPU memory (GB)")
+    memory_gb: float = Field(default=11, gt=0, le=4096, title="GPU memory (GB)")
     """Memory of each declared device."""
 
     rack: str = DEFAULT_RACK
@@ -95,35 +95,35 @@ class ContainerRules(BaseModel):
 
     model_config = FORM
 
-    images: list[str] = Field(["*"], title="Allowed images")
+    images: list[str] = Field(default=["*"], title="Allowed images")
     """Names of images. An asterisk stands for any characters; an asterisk alone allows every image."""
 
     mount_roots: list[str] = Field(default_factory=list)
     """Folders of the hosts whose contents jobs may mount. Empty allows no mounts."""
 
-    most_memory_gb: float = Field(0, ge=0, title="Most memory (GB)")
+    most_memory_gb: float = Field(default=0, ge=0, title="Most memory (GB)")
     """Limit of a container that requests none, and the most a container may request. 0 means no limit."""
 
-    most_cpus: float = Field(0, ge=0, title="Most CPUs")
+    most_cpus: float = Field(default=0, ge=0, title="Most CPUs")
     """CPU limit of a container that requests none, and the most one may request. 0 means no limit."""
 
-    pids_limit: int = Field(4096, ge=16, title="Processes")
+    pids_limit: int = Field(default=4096, ge=16, title="Processes")
     """Most processes and threads in a container."""
 
-    network: str = Field("bridge", pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")
+    network: str = Field(default="bridge", pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")
     """The Docker network of all containers. The host's own network is not allowed."""
 
-    api_url: str = Field("", title="Prefect API address")
+    api_url: str = Field(default="", title="Prefect API address")
     """Where flows in containers reach the Prefect server. Empty means the worker's own address; a localhost
     in it becomes host.docker.internal."""
 
     probe_image: str = "gpu-flows"
     """An image with Python 3, for the container that finds and samples a host's GPUs."""
 
-    keep_seconds: float = Field(300, ge=0, title="Keep ended containers (seconds)")
+    keep_seconds: float = Field(default=300, ge=0, title="Keep ended containers (seconds)")
     """How long an ended container can be inspected before it is removed."""
 
-    lost_after_seconds: float = Field(300, ge=1, title="Lost after (seconds)")
+    lost_after_seconds: float = Field(default=300, ge=1, title="Lost after (seconds)")
     """How long a host may not answer before its running jobs count as lost."""
 
     @field_validator("network")

@@ -32,8 +32,8 @@ class Warehouse(Block):
     _documentation_url = HttpUrl(documentation_url("blocks"))
     _logo_url = HttpUrl(BLOCK_LOGO_URL)
 
-    path: str = Field("", title="Database file")
+    path: str = Field(default="", title="Database file")
     """Path of the DuckDB file. Empty means warehouse.duckdb in the gpu-flows home folder."""
 
-    sample_seconds: float = Field(1.0, ge=0.1, le=3600, title="Sampling period (seconds)")
+    sample_seconds: float = Field(default=1.0, ge=0.1, le=3600, title="Sampling period (seconds)")
     """How often each device is read and the reading recorded."""

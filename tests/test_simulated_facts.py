@@ -161,7 +161,7 @@ def test_a_recorded_pool_is_a_workload(tmp_path: Path) -> None:
     history.query("select 1")  # drained
 
     trace = recorded_trace.load(tmp_path / "warehouse.duckdb")
-    assert [(arrival.job.id, each.job.submitted, each.duration_s) for each in trace.arrivals] == [
+    assert [(arrival.job.id, arrival.job.submitted, arrival.duration_s) for arrival in trace.arrivals] == [
         ("a", 0, 40),
         ("b", 5, 40.5),
     ]
@@ -171,16 +171,18 @@ def test_a_recorded_pool_is_a_workload(tmp_path: Path) -> None:
 
 
 def test_a_simulation_is_a_workload_with_the_same_durations(database: Path) -> None:
-    arrivals = [each for each in workload() if arrival.job.gpus <= 4]
+    arrivals = [arrival for arrival in workload() if arrival.job.gpus <= 4]
     write(database, {"srtf": simulate(arrivals, NODES, make_policy("srtf"))})
     again = recorded_trace.load(database).arrivals
-    first = min(arrival.job.submitted for each in arrivals)
+    first = min(arrival.job.submitted for arrival in arrivals)
 
     def describe(arrival: Arrival, offset: float) -> tuple[object, ...]:
         job = arrival.job
         return job.submitted - offset, job.gpus, job.memory_mb, job.user, job.kind, arrival.duration_s
 
-    assert sorted(describe(each, 0) for each in again) == sorted(describe(each, first) for each in arrivals)
+    assert sorted(describe(arrival, 0) for arrival in again) == sorted(
+        describe(arrival, first) for arrival in arrivals
+    )
 
 
 def test_a_warehouse_without_jobs_or_with_several_pools_is_refused(database: Path, tmp_path: Path) -> None:
