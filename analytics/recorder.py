@@ -147,9 +147,8 @@ class Recorder:
         """Keep memory bounded by dropping samples, never facts about jobs."""
         if len(self._waiting) <= MOST_IN_MEMORY:
             return
-        excess = (
-            len(self._waiting) - MOST_IN_MEMORY * 9 // 10
-        )  # leaves room, so that this is not done every second
+        # Down to nine tenths of the limit, so that this is not done every second.
+        excess = len(self._waiting) - MOST_IN_MEMORY * 9 // 10
         for _ in range(len(self._waiting)):
             fact = self._waiting.popleft()
             if excess and isinstance(fact, Sampled):

@@ -1,4 +1,4 @@
-"""Asking the warehouse: answers for everybody, and no way out of the sandbox."""
+"""Queries on the warehouse: results, error messages, and what a query cannot do."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_a_process_that_keeps_the_file_open_is_named(store: Store, monkeypatch: 
         assert writer.stdout.readline() == "in\n"
         with pytest.raises(QueryError, match=f"Process {writer.pid} has .* open for writing"):
             run_query(store.database, "from jobs")
-        writer.communicate("leave\n")
+        writer.communicate("close\n")
     assert len(run_query(store.database, "from jobs").rows) == 3
 
 
@@ -130,7 +130,7 @@ def test_a_query_process_that_dies_is_reported(
         run_query(store.database, "from jobs")
 
 
-# --- the sandbox ---
+# --- what a query cannot do ---
 
 ESCAPES = [
     "select * from read_text('{secret}')",
