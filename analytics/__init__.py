@@ -1,4 +1,26 @@
-"""Remembers and answers: facts, the recorder, views and SQL. Knows nothing of Prefect or Docker."""
+"""The history of every pool: facts are recorded in a DuckDB file, and SQL answers questions about them.
+
+Facts on their way into the file:
+
+    facts            one class per table
+    recorder         accepts facts from the worker, without blocking it
+    fact_spool       the files on disk in which facts wait
+    warehouse        loads those files into the DuckDB file
+    insert_statements, migrations
+                     how a fact becomes a row; the schema and the views of the file
+
+Answers out of it:
+
+    query_runner     runs SQL, or a named query, in a process of its own (query_process)
+    recorded_trace   a pool's recorded jobs as a trace for the simulator
+    simulated_facts  the facts of a simulation, as a live pool would have recorded them
+    charts           SVG charts of simulations
+
+SQL: schema/ holds migrations, views/ one view or macro per file, queries/ one named query per file
+(sql_files reads them). Adding a view or a named query is one new file.
+
+Not here: anything that knows Prefect or Docker.
+"""
 
 if __name__ == "analytics":
     raise ImportError("import gpu_flows.analytics, not analytics")

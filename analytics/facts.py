@@ -1,173 +1,244 @@
-"""The facts: one frozen class per table, each written once by the part that knows it.
+"""The facts: one frozen class per table. Each fact is written once, by the part that observes it.
 
-A fact's fields are its table's columns, in order (a test compares them with the schema), so
-the recorder needs no mapping (`time`, because a column called `at` is a syntax error in
-DuckDB). Times are seconds since the epoch here and TIMESTAMPTZ in SQL.
-A fact with a natural key may be written twice (a worker that died between doing and noting):
-the second copy changes nothing.
+The fields of a class are the columns of its table, in order (a test compares them with the schema),
+so the recorder needs no mapping. Times are seconds since the epoch here and TIMESTAMPTZ in SQL; the
+column is `time` because `at` is a reserved word in DuckDB.
+
+A worker that dies may write a fact again after its restart. In a table with a primary key the
+second copy changes nothing.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar, TypeVar, dataclass_transform
+
+if TYPE_CHECKING:
+    from gpu_flows.schedulers.model import Job
 
 
 @dataclass(frozen=True, slots=True)
 class Fact:
+    """One row of a table."""
+
     table: ClassVar[str]
 
 
-@dataclass(frozen=True, slots=True)
-class JobSubmitted(Fact):
-    """A job came into the pool's view. `submitted` is when its run was due."""
+F = TypeVar("F", bound=Fact)
+FACTS: list[type[Fact]] = []
+"""Every class of this module that has a table."""
 
-    table: ClassVar[str] = "jobs"
+
+@dataclass_transform(frozen_default=True)
+def in_table(name: str) -> Callable[[type[F]], type[F]]:
+    """Make the class a frozen dataclass whose instances are rows of the table."""
+
+    def add(fields: type[F]) -> type[F]:
+        fact = dataclass(frozen=True, slots=True)(fields)
+        fact.table = name
+        FACTS.append(fact)
+        return fact
+
+    return add
+
+
+# -- jobs -------------------------------------------------------------------------------------
+
+
+@in_table("jobs")
+class JobSubmitted(Fact):
+    """A pool received a job."""
+
     job_id: str
     pool: str
     name: str
     flow: str
     deployment: str
     user_name: str
-    tags: str  # JSON list
+    tags: str
+    """A JSON list."""
     gpus: int
     gpu_memory_mb: int
     priority: int
     deadline: float | None
     expected_s: float | None
     submitted: float
-    experiment: str = ""  # empty for live work; the name of a benchmark or a simulation
+    """When the run was due."""
+    experiment: str = ""
+    """The name of a benchmark or a simulation; empty for live work."""
+
+    @classmethod
+    def of(
+        cls,
+        job: Job,
+        job_id: str,
+        pool: str,
+        flow: str,
+        deployment: str = "",
+        tags: str = "[]",
+        experiment: str = "",
+    ) -> JobSubmitted:
+        """Return the fact that the pool received this job."""
+        request = job.gpus, job.memory_mb, job.priority, job.deadline, job.expected_s, job.submitted
+        name = job.name or job.id
+        return cls(job_id, pool, name, flow, deployment, job.user, tags, *request, experiment)
 
 
-@dataclass(frozen=True, slots=True)
+@in_table("job_ends")
 class JobEnded(Fact):
-    """A job will not run any more. `outcome`: completed, failed, crashed, cancelled, refused."""
+    """A job reached its final state."""
 
-    table: ClassVar[str] = "job_ends"
     job_id: str
     ended: float
     outcome: str
+    """completed, failed, crashed, cancelled or refused."""
     detail: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class AttemptStarted(Fact):
-    """A job was launched. `planned` is when the policy chose it, `started` when it held devices
-    and its process existed."""
+# -- attempts ---------------------------------------------------------------------------------
 
-    table: ClassVar[str] = "attempts"
+
+@dataclass(frozen=True, slots=True)
+class AttemptFact(Fact):
+    """A fact about one launch of a job."""
+
     job_id: str
     attempt: int
+
+
+@in_table("attempts")
+class AttemptStarted(AttemptFact):
+    """A job was launched."""
+
     policy: str
     runtime: str
-    nodes: str  # JSON list
+    nodes: str
+    """A JSON list."""
     planned: float
+    """When the policy chose the job."""
     started: float
+    """When its process existed and held its devices."""
 
 
-@dataclass(frozen=True, slots=True)
-class AttemptEnded(Fact):
-    """An attempt let go of its devices. `outcome`: completed, failed, crashed, cancelled,
-    preempted, moved, resized, lost. `exit_code` is None where nobody saw it."""
+@in_table("attempt_ends")
+class AttemptEnded(AttemptFact):
+    """An attempt ended and released its devices."""
 
-    table: ClassVar[str] = "attempt_ends"
-    job_id: str
-    attempt: int
     ended: float
     outcome: str
+    """completed, failed, crashed, cancelled, preempted, moved, resized or lost."""
     exit_code: int | None = None
+    """None if it is not known, as after a restart of the worker."""
     detail: str = ""
-    oom_killed: bool | None = None  # None where nobody can tell
-    peak_memory_mb: float | None = None  # of its host's memory, as far as it was watched
+    oom_killed: bool | None = None
+    """None if the runtime does not report it."""
+    peak_memory_mb: float | None = None
+    """Of the host's memory, as far as it was sampled."""
 
 
-@dataclass(frozen=True, slots=True)
-class Departed(Fact):
-    """An attempt was asked to leave its devices, and is gone. `kind` is what it was asked for: preempted
-    (to wait again), moved (to other devices) or resized. How it ended stands with the attempt's end: a
-    job may also finish, or be cancelled, while it leaves."""
+@in_table("interruptions")
+class AttemptInterrupted(AttemptFact):
+    """The policy requested that an attempt stop, and it has released its devices. Its outcome is in
+    AttemptEnded: an attempt may also complete or be cancelled while it stops."""
 
-    table: ClassVar[str] = "departures"
-    job_id: str
-    attempt: int
-    asked: float
-    gone: float
+    requested: float
+    released: float
     kind: str
+    """preempted (the job waits again), moved (to other devices) or resized."""
     policy: str
-    room_for: str  # JSON list: the ids of the jobs that got its devices
+    freed_for: str
+    """A JSON list of the ids of the jobs that got its devices."""
 
 
-@dataclass(frozen=True, slots=True)
-class SavedWork(Fact):
-    """What an attempt that has ended told of its checkpoints. `lost_s` is the time on devices that
-    nothing came of: since the last checkpoint, if it was not asked to leave or could not save."""
+@in_table("saved_work")
+class SavedWork(AttemptFact):
+    """What an attempt that has ended reported about its checkpoints."""
 
-    table: ClassVar[str] = "saved_work"
-    job_id: str
-    attempt: int
     saves: int
-    save_s: float  # all of them together
-    saved_bytes: int  # the last one
+    save_s: float
+    """The sum over all saves."""
+    saved_bytes: int
+    """The size of the last save."""
     last_saved: float | None
     last_step: int
-    restored: float | None  # when it went on from a checkpoint; None if it began anew
+    restored: float | None
+    """When it resumed from a checkpoint; None if it started from the beginning."""
     restore_s: float | None
     restored_step: int | None
     lost_s: float
+    """Time on devices since the last checkpoint, if that work has to be repeated."""
 
     @property
-    def tells(self) -> bool:
-        """Whether the job told anything at all."""
+    def has_reports(self) -> bool:
+        """Whether the job reported any checkpoint or progress."""
         return bool(self.saves or self.last_step or self.restored)
 
 
-@dataclass(frozen=True, slots=True)
-class Allocated(Fact):
-    """A device was given to an attempt, from `since` until the attempt's end."""
+@in_table("allocations")
+class Allocated(AttemptFact):
+    """An attempt holds a device, until the attempt's end."""
 
-    table: ClassVar[str] = "allocations"
-    job_id: str
-    attempt: int
     device_id: str
     node: str
-    memory_mb: int  # the share of the device's memory that was promised to it
+    memory_mb: int
+    """The share of the device's memory that is reserved for the attempt."""
     since: float
 
 
-@dataclass(frozen=True, slots=True)
-class Decided(Fact):
-    """One plan that changed something, or that was rejected (`error` says why)."""
+# -- the pool ---------------------------------------------------------------------------------
 
-    table: ClassVar[str] = "decisions"
+
+@dataclass(frozen=True, slots=True)
+class PoolFact(Fact):
+    """A fact about a pool at a moment."""
+
     time: float
     pool: str
+
+
+@in_table("decisions")
+class Decided(PoolFact):
+    """A policy made a plan that changed something, or that was rejected."""
+
     policy: str
     waiting: int
     running: int
     started: int
     took_us: float
     error: str = ""
+    """Why the plan was rejected."""
 
 
-@dataclass(frozen=True, slots=True)
-class Swapped(Fact):
-    """The scheduler block named another policy, or the same with other options.
-    A refused edit has its reason in `error`, and the old policy stayed."""
+@in_table("swaps")
+class Swapped(PoolFact):
+    """The scheduler block names another policy, or other options for the same one."""
 
-    table: ClassVar[str] = "swaps"
-    time: float
-    pool: str
     from_policy: str
     to_policy: str
-    options: str  # JSON object
+    options: str
+    """A JSON object."""
     error: str = ""
+    """Why the change was refused; the old policy stays in force."""
 
 
-@dataclass(frozen=True, slots=True)
+@in_table("experiments")
+class ExperimentRan(Fact):
+    """A benchmark or simulation ran. Its jobs carry its name."""
+
+    experiment: str
+    time: float
+    description: str
+    """A JSON object that describes the workload."""
+
+
+# -- devices ----------------------------------------------------------------------------------
+
+
+@in_table("devices")
 class DeviceSeen(Fact):
     """A device joined the pool."""
 
-    table: ClassVar[str] = "devices"
     device_id: str
     pool: str
     node: str
@@ -177,53 +248,26 @@ class DeviceSeen(Fact):
     time: float
 
 
-@dataclass(frozen=True, slots=True)
+@in_table("device_events")
 class DeviceEvent(Fact):
-    """A device's health changed. `kind`: healthy, sick, gone."""
+    """The health of a device changed."""
 
-    table: ClassVar[str] = "device_events"
     time: float
     device_id: str
     node: str
     kind: str
+    """healthy, sick or gone."""
     detail: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@in_table("samples")
 class Sampled(Fact):
-    """One reading of one device. None where the device does not tell."""
+    """One reading of one device. A value is None if the device does not report it."""
 
-    table: ClassVar[str] = "samples"
     time: float
     device_id: str
-    utilization: float | None  # 0 to 100
+    utilization: float | None
+    """0 to 100."""
     memory_used_mb: float | None
     power_w: float | None
     temperature_c: float | None
-
-
-@dataclass(frozen=True, slots=True)
-class ExperimentRan(Fact):
-    """A benchmark or simulation whose jobs carry its name."""
-
-    table: ClassVar[str] = "experiments"
-    experiment: str
-    time: float
-    description: str  # JSON object: the declared workload
-
-
-FACTS: tuple[type[Fact], ...] = (
-    JobSubmitted,
-    JobEnded,
-    AttemptStarted,
-    AttemptEnded,
-    Departed,
-    SavedWork,
-    Allocated,
-    Decided,
-    Swapped,
-    DeviceSeen,
-    DeviceEvent,
-    Sampled,
-    ExperimentRan,
-)

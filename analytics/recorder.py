@@ -1,12 +1,12 @@
-"""The recorder: what happens becomes facts in the warehouse, at almost no cost to who reports it.
+"""The recorder: brings facts into the warehouse without delaying the code that reports them.
 
     write ---> memory ---> spool file ---> warehouse
                      job facts at once,   every two seconds,
-                     samples each second  unless somebody reads
+                     samples each second  unless it is being read
 
-`write` only appends to a queue; a thread of the recorder's own does the rest. A kill loses at
-most a second of samples, and facts about jobs only if it comes before the thread wakes or `flush`
-returns. Whatever fails, facts wait one place earlier and `trouble` says why.
+`write` only appends to a queue; a thread of the recorder does the rest. A kill loses at most one second
+of samples, and facts about jobs only if it comes before the thread wakes or `flush` returns. If a step
+fails, facts wait in the place before it, and `trouble` says why.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from contextlib import suppress
 from pathlib import Path
 from threading import Event, Lock, Thread
 
+from gpu_flows.analytics.fact_spool import FILE_BYTES, Spool
 from gpu_flows.analytics.facts import Fact, Sampled
-from gpu_flows.analytics.spool import FILE_BYTES, Spool
 from gpu_flows.analytics.warehouse import Warehouse, WarehouseError
 
 logger = logging.getLogger(__name__)
 
 FLUSH_EVERY_S = 1.0
-FLUSH_AT_ONCE = 1_000  # facts; so trying a full disk again and again stays cheap
-READERS_TURN_S = 1.0  # how long somebody may read before it counts as trouble
-MOST_WAITING = 200_000  # facts in memory while the spool takes none, some 60 MB
+FACTS_PER_WRITE = 1_000  # small, so that repeated attempts to write to a full disk stay cheap
+WAIT_FOR_READER_S = 1.0  # a query that takes longer counts as trouble
+MOST_IN_MEMORY = 200_000  # facts while the spool cannot be written, about 60 MB
 
 
 class Recorder:
-    """One per process. Every method may be called from any thread, and none raises."""
+    """Records facts; one per process. Any thread may call any method, and none of them raises."""
 
     def __init__(self, database: Path, spool: Path, drain_every: float = 2.0) -> None:
         self._spool = Spool(spool)
@@ -48,52 +48,52 @@ class Recorder:
 
     @property
     def trouble(self) -> str:
-        """Why facts only pile up at the moment; empty when they do not."""
+        """Why facts do not reach the warehouse at the moment; empty if they do."""
         return " ".join(filter(None, self._troubles.values()))
 
     def start(self) -> None:
-        """Drain in the background from now on, beginning with what an earlier process left."""
+        """Start a thread that loads facts in the background, also those of an earlier process."""
         if self._thread is None:
             self._stopping.clear()
             self._thread = Thread(target=self._run, name="recorder", daemon=True)
             self._thread.start()
-            atexit.register(self.close)  # a thread that is inside DuckDB at exit would abort the process
+            atexit.register(self.close)  # a thread inside DuckDB at exit would abort the process
 
     def write(self, *facts: Fact) -> None:
-        """Take these facts and return at once."""
+        """Accept facts, without waiting for the disk."""
         self._waiting.extend(facts)
         if not all(isinstance(fact, Sampled) for fact in facts):
             self._wake.set()
 
     def flush(self) -> bool:
-        """Everything written so far is with the operating system, and outlives this process.
-        False when the spool takes nothing; then it is kept in memory."""
+        """Hand everything written so far to the operating system, so that it outlives this process.
+        Returns False if the spool cannot be written; then facts stay in memory."""
         with self._flushing:
             while self._waiting:
-                facts = [self._waiting.popleft() for _ in range(min(len(self._waiting), FLUSH_AT_ONCE))]
+                facts = [self._waiting.popleft() for _ in range(min(len(self._waiting), FACTS_PER_WRITE))]
                 try:
                     self._spool.append(facts)
                 except OSError as error:
                     self._waiting.extendleft(reversed(facts))
-                    self._forget_old_samples()
-                    self._report("spool", self._spool_is_stuck(error))
+                    self._drop_old_samples()
+                    self._report("spool", self._describe_spool_error(error))
                     return False
             self._report("spool", "")
             return True
 
     def drain(self) -> bool:
-        """Everything written so far is in the warehouse. False when some of it has to wait."""
+        """Load everything written so far into the warehouse. Returns False if some facts have to wait."""
         flushed = self.flush()
         with self._draining:
             try:
                 if self._spool.holds_facts() or not self._warehouse.is_prepared:
-                    self._warehouse.load(self._first_batch, READERS_TURN_S)
+                    self._warehouse.load(self._first_batch, WAIT_FOR_READER_S)
                 while self._spool.ready():
-                    self._warehouse.load(self._next_batch, READERS_TURN_S)
+                    self._warehouse.load(self._next_batch, WAIT_FOR_READER_S)
             except WarehouseError as error:
                 self._report("warehouse", str(error))
                 return False
-            except Exception as error:  # a mistake of ours must not stop the thread
+            except Exception as error:  # a programming error must not stop the thread
                 logger.exception("Draining the spool failed")
                 self._report("warehouse", f"Draining the spool failed: {error!r}. Facts wait there.")
                 return False
@@ -101,7 +101,7 @@ class Recorder:
             return flushed
 
     def close(self) -> None:
-        """Stop. What the warehouse does not take now stays in the spool for the next start."""
+        """Stop the thread and load what is left. If that fails, it stays in the spool for the next start."""
         self._stopping.set()
         self._wake.set()
         if self._thread is not None:
@@ -111,7 +111,7 @@ class Recorder:
         self.drain()
         if self._waiting:
             logger.critical("%d facts are lost: %s", len(self._waiting), self.trouble)
-        with suppress(OSError):  # then the next start adopts the file as it is
+        with suppress(OSError):  # the next start adopts the file
             self._spool.close()
         self._warehouse.close()
 
@@ -127,12 +127,13 @@ class Recorder:
             self._wake.clear()
 
     def _first_batch(self) -> Sequence[Path]:
-        """Includes what was written until now; what comes during a drain waits for the next."""
+        """Return the first files to load, including the facts written until now. Facts that are written
+        during a drain wait for the next one, so that a drain ends."""
         self._spool.rotate()
         return self._next_batch()
 
     def _next_batch(self) -> Sequence[Path]:
-        """The oldest files, as many as make one short transaction."""
+        """Return the oldest files, as many as make one short transaction."""
         batch: list[Path] = []
         size = 0
         for path in self._spool.ready():
@@ -142,11 +143,12 @@ class Recorder:
             batch.append(path)
         return batch
 
-    def _forget_old_samples(self) -> None:
-        """Only samples are given up to keep memory bounded, never a fact about a job."""
-        if len(self._waiting) <= MOST_WAITING:
+    def _drop_old_samples(self) -> None:
+        """Keep memory bounded by dropping samples, never facts about jobs."""
+        if len(self._waiting) <= MOST_IN_MEMORY:
             return
-        excess = len(self._waiting) - MOST_WAITING * 9 // 10  # some room, so this is not done each second
+        # Down to nine tenths of the limit, so that this is not done every second.
+        excess = len(self._waiting) - MOST_IN_MEMORY * 9 // 10
         for _ in range(len(self._waiting)):
             fact = self._waiting.popleft()
             if excess and isinstance(fact, Sampled):
@@ -155,17 +157,17 @@ class Recorder:
             else:
                 self._waiting.append(fact)
 
-    def _spool_is_stuck(self, error: OSError) -> str:
+    def _describe_spool_error(self, error: OSError) -> str:
         return (
             f"The spool cannot be written ({error.strerror}: {error.filename or self._spool.directory});"
             f" {len(self._waiting)} facts wait in memory, {self._samples_dropped} samples were dropped."
-            " Free some space or fix its permissions, and they follow."
+            " Free some space or fix the permissions; the facts are then written."
         )
 
     def _report(self, where: str, trouble: str) -> None:
-        """Remember it, and log the moment it begins and the moment it is over."""
+        """Store the trouble (empty: none), and log when it begins and when it ends."""
         before, self._troubles[where] = self._troubles[where], trouble
         if trouble and not before:
             logger.warning(trouble)
         elif before and not trouble:
-            logger.info("The %s takes facts again.", where)
+            logger.info("The %s accepts facts again.", where)

@@ -1,11 +1,11 @@
-"""The warehouse: one DuckDB file, opened for writing only for moments.
+"""The warehouse: one DuckDB file, which is open for writing only for moments.
 
-DuckDB lets nobody in while a process has the file open for writing. So the recorder keeps an
-empty in-memory instance, attaches the file to it (a tenth of the cost of opening one from
-scratch), commits one batch of spool files, and detaches. In between anybody may read.
+While a process has a DuckDB file open for writing, no other process can open it. So the recorder keeps
+an empty in-memory instance, attaches the file to it (a tenth of the cost of opening one from scratch),
+commits one batch of spool files, and detaches. In between, other processes can read.
 
-Exactly once: a batch's file names are committed in the same transaction as its facts. A file
-whose name is found there was committed by somebody who died before removing it.
+Each file is loaded exactly once: its name is committed in the same transaction as its facts. A file
+whose name is found there was loaded by a process that died before it removed the file.
 """
 
 from __future__ import annotations
@@ -14,18 +14,23 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 import duckdb
 
-from gpu_flows.analytics import schema_keeper
-from gpu_flows.analytics.spool import UNREADABLE
+from gpu_flows.analytics import migrations
+from gpu_flows.analytics.fact_spool import UNREADABLE
+from gpu_flows.analytics.insert_statements import INCOMING, insert_statements
+from gpu_flows.common.retry import Backoff, retry_blocking
 
 logger = logging.getLogger(__name__)
 
+ATTACH_EVERY_S = 0.05
+
 
 class WarehouseError(Exception):
-    """The file cannot be written now; the message says why and what to do."""
+    """The file cannot be written now. The message says why and what to do."""
 
 
 class Warehouse:
@@ -34,14 +39,17 @@ class Warehouse:
     def __init__(self, database: Path) -> None:
         self.database = database.absolute()
         self._instance: duckdb.DuckDBPyConnection | None = None
-        self._inserts: dict[str, str] = {}  # for each table the statement that fills it
-        self._removed: list[str] = []  # files that are gone, whose names need no remembering
+        self._inserts: dict[str, str] = {}  # the statement for each name under which facts are spooled
+        self._removed: list[
+            str
+        ] = []  # loaded and removed files, whose names can be deleted from the database
 
     def load(self, next_batch: Callable[[], Sequence[Path]], patience_s: float = 0.0) -> None:
-        """Commit the facts of a batch of files and remove the files.
+        """Commit the facts of a batch of files, and remove the files.
 
-        The batch is asked for when the file is open, so nothing is collected in vain while
-        somebody reads. Raises WarehouseError, with the files kept, when it is not to be had.
+        `next_batch` is called when the database is open, so that no batch is collected in vain while
+        another process has it open. Raises WarehouseError if the database cannot be written; then the
+        files are kept.
         """
         try:
             self._load(next_batch, patience_s)
@@ -58,10 +66,11 @@ class Warehouse:
 
     @property
     def is_prepared(self) -> bool:
-        """Whether this process has found, or made, the file in order."""
+        """Whether this process has brought the schema and the views up to date."""
         return bool(self._inserts)
 
     def close(self) -> None:
+        """Close the in-memory instance; the next load opens another one."""
         if self._instance is not None:
             with suppress(duckdb.Error):
                 self._instance.close()
@@ -80,17 +89,17 @@ class Warehouse:
             warehouse.execute("begin")
             for table in tables - {None}:
                 warehouse.execute(self._inserts[table])
-            warehouse.execute(_NOTE, [[path.name for path in new]])
-            warehouse.execute(_FORGET, [self._removed])
+            warehouse.execute(_ADD_DRAINED, [[path.name for path in new]])
+            warehouse.execute(_DELETE_DRAINED, [self._removed])
             warehouse.execute("commit")
-            # Still inside, so that no other recorder can read these files before they are gone.
+            # The database is still locked, so no other recorder can load these files meanwhile.
             for path in texts:
                 path.unlink(missing_ok=True)
             self._removed = [path.name for path in texts]
 
     @contextmanager
     def _opened(self, patience_s: float) -> Iterator[duckdb.DuckDBPyConnection]:
-        """The file attached as the default database, with its schema and views up to date."""
+        """Attach the file as the default database, with its schema and views up to date."""
         connection = self._attach(patience_s)
         try:
             connection.execute("use warehouse")
@@ -99,8 +108,8 @@ class Warehouse:
             connection.execute("use memory")
             connection.execute("detach warehouse")
         except BaseException:
-            # A failed transaction, a full disk and a fatal error all leave an instance that is not to
-            # be trusted. A new one costs 20 ms and finds whatever was committed.
+            # After a failed transaction, a full disk or a fatal error the instance cannot be trusted. A new
+            # one costs 20 ms and reads what was committed.
             self.close()
             raise
 
@@ -109,39 +118,36 @@ class Warehouse:
             self._instance = duckdb.connect(":memory:", config={"threads": 1})
         self.database.parent.mkdir(parents=True, exist_ok=True)
         path = str(self.database).replace("'", "''")
-        deadline = time.monotonic() + patience_s
-        while True:
-            try:
-                return self._instance.execute(f"attach '{path}' as warehouse")
-            except duckdb.Error as error:
-                if isinstance(error, duckdb.FatalException):
-                    self.close()
-                if not _is_lock_conflict(error) or time.monotonic() >= deadline:
-                    raise
-            time.sleep(0.05)
+        attach = partial(self._instance.execute, f"attach '{path}' as warehouse")
+        backoff = Backoff(ATTACH_EVERY_S, attempts=1 + round(patience_s / ATTACH_EVERY_S))
+        try:
+            return retry_blocking(attach, backoff, _is_lock_conflict)
+        except duckdb.FatalException:
+            self.close()
+            raise
 
     def _prepare(self, connection: duckdb.DuckDBPyConnection) -> None:
-        """Bring an older or empty file up to date; refuse one of a newer version."""
-        version, newest = schema_keeper.version(connection), schema_keeper.newest_version()
+        """Bring an older or empty file up to date. Refuse one that a newer version has written."""
+        version, newest = migrations.read_version(connection), migrations.newest_version()
         if version > newest:
             raise WarehouseError(
                 f"{self.database} was written by a newer gpu-flows (its schema is {version}, this one knows"
                 f" {newest}). Upgrade gpu-flows, or name another file in the Warehouse block."
             )
         if version < newest or not self.is_prepared:
-            schema_keeper.bring_up_to_date(connection)
-            self._inserts = schema_keeper.inserts(connection)
+            migrations.migrate(connection)
+            self._inserts = insert_statements(connection)
 
     def _move_aside(self, error: Exception) -> None:
-        """A damaged file would stop everything for ever: keep it for a doctor and begin a new one."""
+        """Rename a damaged file, so that recording continues in a new one and the old one can be examined."""
         aside = self.database.with_name(f"{self.database.name}.damaged-{time.strftime('%Y%m%dT%H%M%S')}")
         self.database.rename(aside)
         with suppress(FileNotFoundError):
             self.database.with_name(self.database.name + ".wal").rename(aside.with_name(aside.name + ".wal"))
         aside.with_name(aside.name + ".reason.txt").write_text(f"{error}\n", encoding="utf-8")
         logger.critical(
-            "The warehouse %s was damaged (%s). It was moved to %s, and a new one begins with what the spool"
-            " holds; older facts are only in the file that was moved.",
+            "The warehouse %s is damaged (%s). It was moved to %s, and a new one starts with the facts in the"
+            " spool; older facts are only in the file that was moved.",
             self.database,
             _first_line(error),
             aside,
@@ -150,22 +156,22 @@ class Warehouse:
     def _cannot_write(self, error: Exception) -> WarehouseError:
         if _is_lock_conflict(error):
             return WarehouseError(
-                f"{self.database} is in use by {_lock_holder(error)}; facts wait in the spool meanwhile."
+                f"{self.database} is in use by {_lock_holder(error)}; facts wait in the spool until then."
             )
-        advice = " Free some space or fix its permissions." if _is_about_the_disk(error) else ""
+        advice = " Free some space or fix its permissions." if _is_disk_problem(error) else ""
         return WarehouseError(
             f"The warehouse cannot be written: {_first_line(error).rstrip('.')}.{advice}"
-            " Facts wait in the spool and follow by themselves."
+            " Facts wait in the spool and are loaded when it can be."
         )
 
 
 def _is_lock_conflict(error: Exception) -> bool:
-    """Another process, or another connection of this one, has the file open."""
+    """Return whether another process, or another connection of this one, has the file open."""
     return "Could not set lock" in str(error) or "Unique file handle conflict" in str(error)
 
 
 def _lock_holder(error: Exception) -> str:
-    """Out of `... Conflicting lock is held in /usr/bin/duckdb (PID 4711) ...`."""
+    """Parse `... Conflicting lock is held in /usr/bin/duckdb (PID 4711) ...`."""
     _, found, rest = str(error).partition("(PID ")
     return f"process {rest.partition(')')[0]}" if found else "another connection of this process"
 
@@ -175,7 +181,7 @@ def _is_damage(error: Exception) -> bool:
     return any(sign in str(error) for sign in signs)
 
 
-def _is_about_the_disk(error: Exception) -> bool:
+def _is_disk_problem(error: Exception) -> bool:
     signs = ("No space left", "Read-only file system", "Permission denied", "Not a directory")
     return any(sign in str(error) for sign in signs)
 
@@ -184,9 +190,9 @@ def _first_line(error: Exception) -> str:
     return str(error).partition("\n")[0].strip() or type(error).__name__
 
 
-# Lines of the spool, each with the table it belongs to; none for a line that makes no sense.
-_STAGE = """
-create or replace temp table incoming as
+# The lines of the spool, each with the table it belongs to, or NULL if it cannot be read.
+_STAGE = f"""
+create or replace temp table {INCOMING} as
 select fact, if(list_contains($tables, named), named, null) as table_name
 from (
     select fact, case when json_valid(fact) then fact ->> '$.table' end as named
@@ -194,14 +200,14 @@ from (
     where fact <> ''
 )
 """
-_NOTE = "insert into drained select unnest($1::varchar[])"
-_FORGET = "delete from drained where list_contains($1::varchar[], file)"
-_STAGED_TABLES = "select distinct table_name from incoming"
-_UNREADABLE_LINES = "select fact from incoming where table_name is null"
+_STAGED_TABLES = f"select distinct table_name from {INCOMING}"
+_UNREADABLE_LINES = f"select fact from {INCOMING} where table_name is null"
+_ADD_DRAINED = "insert into drained select unnest($1::varchar[])"
+_DELETE_DRAINED = "delete from drained where list_contains($1::varchar[], file)"
 
 
 def _read(files: Sequence[Path]) -> dict[Path, str]:
-    """The text of those that are still there."""
+    """Return the texts of the files that still exist."""
     texts = {}
     for path in files:
         with suppress(FileNotFoundError):
@@ -210,7 +216,7 @@ def _read(files: Sequence[Path]) -> dict[Path, str]:
 
 
 def _keep_unreadable(warehouse: duckdb.DuckDBPyConnection, files: Sequence[Path]) -> None:
-    """A line that makes no sense (a disk's mistake, a newer version's table) is kept for a human."""
+    """Keep lines that cannot be loaded (damaged on disk, or of a newer version's table) in a file."""
     lines = [line for (line,) in warehouse.execute(_UNREADABLE_LINES).fetchall()]
     kept = files[0].with_suffix(UNREADABLE)
     kept.write_text("\n".join(lines) + "\n", encoding="utf-8")

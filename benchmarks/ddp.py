@@ -2,11 +2,10 @@
 
     python benchmarks/ddp.py [--models mlp,cnn,...] [--steps 60] [--size 4] [--runs 2] [--json FILE]
 
-Both train the same global batch on the CPU, one thread each, in turn, so that whatever else the machine does
-hits both. Throughput counts training alone, not starting; the better of the runs is shown. The loss curves
-are compared step by step, in the precision that is asked for. Goal: they never differ by more than the
-tolerance, 1e-6 in float64 and 1e-3 in float32. How much faster two are depends on the cores there are, so
-that has no goal.
+Both train the same global batch on the CPU with one thread per process. They take turns, so that other load
+on the machine affects both. Throughput counts training without the start; the better of the runs is shown.
+The loss curves are compared step by step in the chosen precision. Goal: they never differ by more than the
+tolerance, 1e-6 in float64 and 1e-3 in float32. The speed-up depends on the number of cores and has no goal.
 """
 
 from __future__ import annotations
@@ -28,54 +27,54 @@ TOLERANCE = {"float64": 1e-6, "float32": 1e-3}
 EVERY_STEP = "from gpu_flows.training import launch; launch._SECONDS_BETWEEN_REPORTS = 0; launch.main()"
 
 
-def trained(config: TrainConfig, processes: int) -> tuple[float, list[float]]:
-    """Samples per second, and the loss after each step."""
+def train(config: TrainConfig, processes: int) -> tuple[float, list[float]]:
+    """Return the samples per second, and the loss after each step."""
     with tempfile.TemporaryDirectory(prefix="gpu-flows-benchmark-") as folder:
         reports = Path(folder, "reports.jsonl")
         command = [sys.executable, "-c", EVERY_STEP, str(processes), config.model_dump_json()]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
         subprocess.run([*command, "--reports", reports], check=True, env=environment)
-        told: list[dict[str, Any]] = [json.loads(line) for line in reports.read_text().splitlines()]
-    curve = [line["progress"]["loss"] for line in told if "progress" in line]
-    return told[-1]["result"]["samples_per_second"], curve
+        lines: list[dict[str, Any]] = [json.loads(line) for line in reports.read_text().splitlines()]
+    curve = [line["progress"]["loss"] for line in lines if "progress" in line]
+    return lines[-1]["result"]["samples_per_second"], curve
 
 
 def main() -> int:
     parser = make_parser(__doc__ or "", 2, "times each is trained")
-    parser.add_argument("--models", default=",".join(models.names()), help="names, by commas")
+    parser.add_argument("--models", default=",".join(models.names()), help="names, separated by commas")
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--size", type=int, default=4)
     parser.add_argument("--batch-size", type=int, default=256)
     parser.add_argument("--precision", choices=sorted(TOLERANCE), default="float64")
-    asked = parser.parse_args()
+    options = parser.parse_args()
     goals, details = [], {}
-    print(f"size {asked.size}, global batch {asked.batch_size}, {asked.precision}; samples per second")
+    print(f"size {options.size}, global batch {options.batch_size}, {options.precision}; samples per second")
     print(
         f"{'model':<14}{'1 process':>12}{'2 processes':>14}{'ratio':>8}{'largest difference of the loss':>34}"
     )
-    for model in asked.models.split(","):
+    for model in options.models.split(","):
         config = TrainConfig(
             model=model,
-            size=asked.size,
-            batch_size=asked.batch_size,
-            steps=asked.steps,
+            size=options.size,
+            batch_size=options.batch_size,
+            steps=options.steps,
             epochs=1000,
-            precision=asked.precision,
+            precision=options.precision,
         )
         speeds: dict[int, list[float]] = {1: [], 2: []}
         curves: dict[int, list[float]] = {}
-        for run in range(asked.runs):
+        for run in range(options.runs):
             for processes in (1, 2):
-                log_progress(f"{model}, {processes} process(es), run {run + 1} of {asked.runs}")
-                speed, curves[processes] = trained(config, processes)
+                log_progress(f"{model}, {processes} process(es), run {run + 1} of {options.runs}")
+                speed, curves[processes] = train(config, processes)
                 speeds[processes].append(speed)
         one, two = max(speeds[1]), max(speeds[2])
-        apart = max(abs(a - b) for a, b in zip(curves[1], curves[2], strict=True))
-        print(f"{model:<14}{one:>12,.0f}{two:>14,.0f}{two / one:>8.2f}{apart:>34.1e}", flush=True)
-        details[model] = {"one": one, "two": two, "apart": apart}
-        share = apart / TOLERANCE[asked.precision]
+        difference = max(abs(a - b) for a, b in zip(curves[1], curves[2], strict=True))
+        print(f"{model:<14}{one:>12,.0f}{two:>14,.0f}{two / one:>8.2f}{difference:>34.1e}", flush=True)
+        details[model] = {"one": one, "two": two, "apart": difference}
+        share = difference / TOLERANCE[options.precision]
         goals.append(Goal(f"{model}: difference, as a share of the tolerance", share, 1.0))
-    return report(goals, details, asked.json)
+    return report(goals, details, options.json)
 
 
 if __name__ == "__main__":

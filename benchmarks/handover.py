@@ -40,7 +40,7 @@ from common import (
 )
 from live_pool import Api, private_stack
 
-from gpu_flows.analytics.answers import answer
+from gpu_flows.analytics.query_runner import run_query
 from gpu_flows.bootstrap.local_stack import Stack, StackError
 from gpu_flows.prefect_api.run_states import WAITING
 
@@ -179,7 +179,7 @@ def shortest_queue(stack: Stack, turns: list[Turn]) -> int:
 
 
 def query(stack: Stack, question: str) -> list[tuple[Any, ...]]:
-    return answer(stack.home / "warehouse.duckdb", question).rows
+    return run_query(stack.home / "warehouse.duckdb", question).rows
 
 
 if __name__ == "__main__":

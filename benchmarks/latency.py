@@ -8,9 +8,9 @@ Three pools with one worker each serve the same flow, deployed in the same way:
     process      the stock process worker, at its default settings
     process 1 s  the stock process worker with PREFECT_WORKER_QUERY_SECONDS=1
 
-They take turns, one run at a time. A random pause before each run lets it meet the stock worker's
-poll in any phase. The clock runs from before the request that creates the run until the time the
-run's RUNNING state carries (server, workers and runs share this machine's clock).
+They take turns, one run at a time. A random pause before each run spreads the runs over the phases of
+the stock worker's poll. A run is timed from before the request that creates it until the timestamp of its
+RUNNING state (server, workers and runs share this machine's clock).
 
 Takes about 15 minutes. Exit code 1 when a goal is missed.
 """
@@ -20,6 +20,7 @@ from __future__ import annotations
 import contextlib
 import random
 import signal
+import statistics
 import subprocess
 import textwrap
 import time
@@ -29,8 +30,9 @@ from datetime import datetime
 from pathlib import Path
 
 import psutil
-from common import SPREAD_HEADING, Goal, Spread, log_progress, make_parser, report, run_benchmark, wait_until
+from common import Goal, log_progress, make_parser, report, run_benchmark, wait_until
 from live_pool import Api, private_stack
+from spread_table import print_spreads
 
 from gpu_flows.bootstrap.local_stack import PREFECT, Stack, StackError
 
@@ -42,8 +44,8 @@ FLOW = """
         pass
 """
 LONGEST_POLL_S = 10.0
-BETWEEN_RUNS_S = 1.0  # a finished run's process needs a moment to be gone
-WARM_UP = 1  # rounds that are not counted: the first start writes bytecode
+BETWEEN_RUNS_S = 1.0  # the process of a finished run needs a moment to exit
+WARM_UP = 1  # rounds that are not counted, because the first start writes bytecode
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,7 @@ class Kind:
 
     name: str
     pool: str
-    poll_s: str = ""  # what a stock worker is told; empty leaves it as it comes
+    poll_s: str = ""  # PREFECT_WORKER_QUERY_SECONDS; empty is the default
 
 
 OURS = Kind("gpu", "benchmark")
@@ -63,7 +65,7 @@ KINDS = (OURS, STOCK, EAGER)
 
 @dataclass(frozen=True)
 class Start:
-    """How long after the request a run was claimed, and ran."""
+    """Seconds from the request until the run was claimed, and until it ran."""
 
     pending: float
     running: float
@@ -76,18 +78,14 @@ def main() -> int:
     starts = measure(given.runs, random.Random(given.seed))
 
     print(f"From creating a due run to RUNNING, {given.runs} runs each, in seconds\n")
-    print(f"{'worker':<14}{SPREAD_HEADING}    claimed after (median)")
-    running = {kind: Spread.of([start.running for start in starts[kind]]) for kind in KINDS}
-    for kind in KINDS:
-        claimed = Spread.of([start.pending for start in starts[kind]]).median
-        print(f"{kind.name:<14}{running[kind].text()}    {claimed:8.2f}")
-
-    def ratio(kind: Kind) -> float:
-        return running[OURS].median / running[kind].median
-
+    running = {kind.name: [start.running for start in starts[kind]] for kind in KINDS}
+    claimed = {kind.name: statistics.median(start.pending for start in starts[kind]) for kind in KINDS}
+    more = {name: f"    {median:8.2f}" for name, median in claimed.items()}
+    print_spreads("worker", running, 14, more, "    claimed after (median)")
+    medians = {name: statistics.median(times) for name, times in running.items()}
     goals = [
-        Goal(f"{OURS.name} / {STOCK.name}", ratio(STOCK), 1 / 3),
-        Goal(f"{OURS.name} / {EAGER.name}", ratio(EAGER), 2 / 3),
+        Goal(f"{OURS.name} / {other.name}", medians[OURS.name] / medians[other.name], limit)
+        for other, limit in ((STOCK, 1 / 3), (EAGER, 2 / 3))
     ]
     details = {kind.name: [asdict(start) for start in starts[kind]] for kind in KINDS}
     return report(goals, {"seconds": details}, given.json)
@@ -115,7 +113,7 @@ def measure(runs: int, chance: random.Random) -> dict[Kind, list[Start]]:
 
 
 def deploy(stack: Stack, api: Api) -> dict[Kind, str]:
-    """The same flow for each pool, by `prefect deploy`. The deployments' ids."""
+    """Deploy the same flow to each pool with `prefect deploy`. Returns the ids of the deployments."""
     folder = stack.home / "flows"
     folder.mkdir()
     (folder / "hello.py").write_text(textwrap.dedent(FLOW))
@@ -125,17 +123,17 @@ def deploy(stack: Stack, api: Api) -> dict[Kind, str]:
 
 
 def prefect_file(folder: Path) -> str:
-    each = "".join(
+    deployments = "".join(
         f"  - name: {kind.pool}\n    entrypoint: hello.py:hello\n    work_pool: {{name: {kind.pool}}}\n"
         for kind in KINDS
     )
     step = f"  - prefect.deployments.steps.set_working_directory: {{directory: '{folder}'}}\n"
-    return f"pull:\n{step}deployments:\n{each}"
+    return f"pull:\n{step}deployments:\n{deployments}"
 
 
 @contextlib.contextmanager
 def stock_worker(stack: Stack, api: Api, kind: Kind) -> Iterator[None]:
-    """Prefect's own worker for the pool, from when the server hears of it."""
+    """Run Prefect's own worker for the pool, and wait until the server has its heartbeat."""
     command = [*PREFECT, "worker", "start", "--pool", kind.pool, "--type", "process"]
     eager = {"PREFECT_WORKER_QUERY_SECONDS": kind.poll_s} if kind.poll_s else {}
     with (stack.home / f"{kind.pool}.log").open("wb") as log:
@@ -146,7 +144,7 @@ def stock_worker(stack: Stack, api: Api, kind: Kind) -> Iterator[None]:
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
-            start_new_session=True,  # a Ctrl-C is ours to pass on, in the right order
+            start_new_session=True,  # so that Ctrl-C does not reach it before the others
         )
     try:
         wait_until(
@@ -159,21 +157,21 @@ def stock_worker(stack: Stack, api: Api, kind: Kind) -> Iterator[None]:
 
 
 def stop(worker: subprocess.Popen[bytes]) -> None:
-    """End the worker and whatever it runs."""
+    """Stop the worker and the processes that it runs."""
     if worker.poll() is None:
-        family = psutil.Process(worker.pid).children(recursive=True)
+        children = psutil.Process(worker.pid).children(recursive=True)
         worker.send_signal(signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):
             worker.wait(timeout=20)
-        for process in (*family, psutil.Process(worker.pid)) if worker.poll() is None else family:
+        for process in (*children, psutil.Process(worker.pid)) if worker.poll() is None else children:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
         worker.wait()
 
 
 def run_once(api: Api, deployment: str) -> Start:
-    """Create a run that is due, and see it through to its end."""
-    asked = time.time()
+    """Create a run that is due, and wait for its end."""
+    requested = time.time()
     run = api.post(f"/deployments/{deployment}/create_flow_run", {})["id"]
 
     def ended() -> bool:
@@ -185,7 +183,7 @@ def run_once(api: Api, deployment: str) -> Start:
     wait_until(ended, f"run {run} has completed")
     entered: dict[str, float] = {}
     for state in api.get("/flow_run_states/", flow_run_id=run):
-        at = datetime.fromisoformat(state["timestamp"]).timestamp() - asked
+        at = datetime.fromisoformat(state["timestamp"]).timestamp() - requested
         entered[state["type"]] = min(at, entered.get(state["type"], at))
     return Start(entered["PENDING"], entered["RUNNING"])
 

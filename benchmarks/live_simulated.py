@@ -15,8 +15,8 @@ from statistics import fmean
 from common import Goal, log_progress, make_parser, report, run_benchmark, wait_until
 from live_pool import Api, deploy_command, private_stack, submit_command
 
-from gpu_flows.analytics.answers import QueryError, answer
-from gpu_flows.analytics.recorded import load
+from gpu_flows.analytics.query_runner import QueryError, run_query
+from gpu_flows.analytics.recorded_trace import load
 from gpu_flows.schedulers.cluster.spec import declare
 from gpu_flows.schedulers.policy import make_policy
 from gpu_flows.schedulers.simulation.simulator import simulate
@@ -39,12 +39,12 @@ def main() -> int:
 
         def all_ended() -> bool:
             try:
-                return len(answer(warehouse, "select 1 from job_ends").rows) == args.runs
+                return len(run_query(warehouse, "select 1 from job_ends").rows) == args.runs
             except QueryError:  # the recorder is writing
                 return False
 
         wait_until(all_ended, "all jobs have ended", 600)
-        rows = answer(warehouse, LIVE).rows
+        rows = run_query(warehouse, LIVE).rows
         arrivals = load(warehouse).arrivals
     found = simulate(arrivals, declare(args.cluster), make_policy("fifo"))
     live_start = {row[0]: row[1] for row in rows}

@@ -1,8 +1,8 @@
-"""What the recorder costs: draining a backlog, and keeping up with eight devices.
+"""What the recorder costs: loading a backlog, and recording eight devices.
 
     python benchmarks/recorder.py [--samples 100000] [--seconds 20] [--history 700000] [--json]
 
-Prints each figure beside its limit, and their ratio (below 1 is good). Exit code 1 when one is over.
+Prints each figure, its limit and their ratio (below 1 is good). Exit code 1 when one is over.
 """
 
 from __future__ import annotations
@@ -19,11 +19,13 @@ from gpu_flows.analytics.facts import DeviceSeen, Sampled
 from gpu_flows.analytics.recorder import Recorder
 
 DEVICES = [f"GPU-{number:08x}-1111-2222-3333-444444444444" for number in range(8)]
-NIGHT = 1_700_000_000.0  # when the made-up history begins
+START = 1_700_000_000.0  # of the generated history
 
 
 @dataclass(frozen=True)
 class Figure:
+    """A measured value and its limit."""
+
     what: str
     measured: float
     limit: float
@@ -35,7 +37,7 @@ class Figure:
 
 
 def samples(second: float) -> list[Sampled]:
-    """One reading of each device."""
+    """Return one reading of each device."""
     return [
         Sampled(second, device, (second * 7 + number * 13) % 101, 8_000.0 + number, 180.5, 61.0)
         for number, device in enumerate(DEVICES)
@@ -43,11 +45,11 @@ def samples(second: float) -> list[Sampled]:
 
 
 def drain_backlog(folder: Path, count: int) -> Figure:
-    """From facts in spool files to committed rows."""
+    """Time the way from facts in spool files to committed rows."""
     recorder = Recorder(folder / "warehouse.duckdb", folder / "spool")
-    recorder.drain()  # the schema is made once in a warehouse's life
+    recorder.drain()  # the schema is created only once
     for second in range(count // len(DEVICES)):
-        recorder.write(*samples(NIGHT + second))
+        recorder.write(*samples(START + second))
     recorder.flush()
     began = time.perf_counter()
     drained = recorder.drain()
@@ -59,12 +61,12 @@ def drain_backlog(folder: Path, count: int) -> Figure:
 
 
 def keep_up(folder: Path, seconds: int, history: int) -> Figure:
-    """The share of one core that eight devices at 1 Hz take, writing to a warehouse with a past.
-    Counted is all of this process, which does nothing else meanwhile."""
+    """Measure the share of one core for recording eight devices at 1 Hz into a warehouse with rows. All of
+    this process counts; it does nothing else meanwhile."""
     recorder = Recorder(folder / "warehouse.duckdb", folder / "spool")
-    recorder.write(*(DeviceSeen(d, "bench", "node", n, "GPU", 11_000, NIGHT) for n, d in enumerate(DEVICES)))
+    recorder.write(*(DeviceSeen(d, "bench", "node", n, "GPU", 11_000, START) for n, d in enumerate(DEVICES)))
     for second in range(history // len(DEVICES)):
-        recorder.write(*samples(NIGHT + second))
+        recorder.write(*samples(START + second))
     recorder.drain()
     recorder.start()
     began, cpu = time.monotonic(), time.process_time()

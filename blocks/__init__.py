@@ -1,4 +1,8 @@
-"""Configures: the Prefect blocks that people edit in the UI. Knows nothing of runtimes."""
+"""The Prefect blocks that configure a pool, which people edit in the UI: scheduler, cluster (with its Docker
+hosts) and warehouse.
+
+A block only describes. Not here: the code that reads blocks and follows their changes (config), runtimes.
+"""
 
 if __name__ == "blocks":
     raise ImportError("import gpu_flows.blocks, not blocks")

@@ -1,4 +1,4 @@
-"""The GPU Cluster block: which nodes and devices a pool has."""
+"""The GPU Cluster block: the nodes and devices of a pool."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from prefect.blocks.core import Block
-from pydantic import BaseModel, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, HttpUrl, model_validator
 
 from gpu_flows.blocks.docker import LOCAL, ContainerRules, DockerHost
+from gpu_flows.common.forms import FORM
+from gpu_flows.common.links import BLOCK_LOGO_URL, documentation_url
 from gpu_flows.schedulers.cluster.spec import DEFAULT_RACK, NodeGroup, build_nodes, parse_spec
 from gpu_flows.schedulers.model import Node
 
@@ -16,23 +18,29 @@ from gpu_flows.schedulers.model import Node
 class DeclaredNodes(BaseModel):
     """Nodes of one kind."""
 
-    count: int = Field(
-        default=1, ge=1, le=10_000, title="Nodes", description="How many such nodes there are."
-    )
-    gpus: int = Field(default=4, ge=1, le=64, title="GPUs", description="Devices in each node.")
-    model: str = Field(default="GTX 1080 Ti", title="GPU model", description="What the devices are called.")
-    memory_gb: float = Field(
-        default=11, gt=0, le=4096, title="GPU memory (GB)", description="Memory of each device."
-    )
-    rack: str = Field(
-        default=DEFAULT_RACK, title="Rack", description="The rack they stand in, for placement by topology."
-    )
-    rack_size: int = Field(
-        default=0, ge=0, title="Rack size", description="Nodes to a rack, if they fill several; 0 if one."
-    )
+    model_config = FORM
+
+    count: int = Field(default=1, ge=1, le=10_000, title="Nodes")
+    """How many such nodes there are."""
+
+    gpus: int = Field(default=4, ge=1, le=64)
+    """Devices in each node."""
+
+    model: str = Field(default="GTX 1080 Ti", title="GPU model")
+    """The model name of the devices."""
+
+    memory_gb: float = Field(default=11, gt=0, le=4096, title="GPU memory (GB)")
+    """Memory of each device."""
+
+    rack: str = DEFAULT_RACK
+    """The rack of the nodes, for placement by topology."""
+
+    rack_size: int = Field(default=0, ge=0)
+    """Nodes to a rack, if they fill several; 0 if they share one."""
 
     @classmethod
     def of(cls, kind: NodeGroup) -> DeclaredNodes:
+        """Return the form of a parsed kind of node."""
         return cls(
             count=kind.nodes,
             gpus=kind.gpus,
@@ -43,15 +51,16 @@ class DeclaredNodes(BaseModel):
         )
 
     def kind(self) -> NodeGroup:
+        """Return the kind of node that the form describes."""
         memory_mb = round(1024 * self.memory_gb)
         return NodeGroup(self.count, self.gpus, self.model, memory_mb, self.rack_size, self.rack)
 
 
 class GpuCluster(Block):
     """
-    The devices of a pool, and what runs jobs on them: the machine's real GPUs, or a declared cluster on
-    which jobs really run, on the CPU; as processes of the worker's machine, or in containers on one or
-    many Docker hosts. A saved change is followed while jobs run.
+    The devices of a pool, and what runs jobs on them. Devices are the machine's real GPUs, or a declared
+    cluster on which jobs really run, on the CPU. Jobs run as processes on the worker's machine, or in
+    containers on one or many Docker hosts. A saved change takes effect while jobs run.
 
     Example:
         Declare a cluster of two nodes with eight devices each:
@@ -63,45 +72,33 @@ class GpuCluster(Block):
         ```
     """
 
+    model_config = ConfigDict(**FORM)
+
     _block_type_name = "GPU Cluster"
     _block_type_slug = "gpu-cluster"
     _block_schema_capabilities = ["gpu-inventory"]
+    _documentation_url = HttpUrl(documentation_url("blocks"))
+    _logo_url = HttpUrl(BLOCK_LOGO_URL)
 
-    devices: Literal["auto", "real", "declared"] = Field(
-        default="auto",
-        title="Devices",
-        description=(
-            "Where devices come from: 'real' asks NVML, 'declared' takes the nodes below, "
-            "'auto' is real where NVML finds GPUs and declared otherwise."
-        ),
-    )
-    nodes: list[DeclaredNodes] = Field(
-        default=[DeclaredNodes(count=3)],
-        title="Declared nodes",
-        description="The nodes of a declared cluster, kind by kind.",
-    )
+    devices: Literal["auto", "real", "declared"] = "auto"
+    """Where devices come from: 'real' uses the GPUs that NVML finds, 'declared' the nodes below, 'auto' is
+    real where NVML finds GPUs and declared otherwise."""
 
-    runtime: Literal["process", "docker"] = Field(
-        default="process",
-        title="Runtime",
-        description=(
-            "'process' runs jobs as processes of the worker's machine. 'docker' runs those that name an "
-            "image in containers: on the Docker hosts below, or on this machine's engine if none is listed."
-        ),
-    )
-    hosts: list[DockerHost] = Field(
-        default_factory=list,
-        title="Docker hosts",
-        description="Machines with a Docker engine. Each is a node, with the devices it has or declares.",
-    )
-    containers: ContainerRules = Field(
-        default_factory=ContainerRules,
-        title="Containers",
-        description="What jobs in containers may ask for.",
-    )
+    nodes: list[DeclaredNodes] = Field(default=[DeclaredNodes(count=3)], title="Declared nodes")
+    """The nodes of a declared cluster, by kind."""
+
+    runtime: Literal["process", "docker"] = "process"
+    """'process' runs jobs as processes on the worker's machine. 'docker' runs jobs that name an image in
+    containers: on the Docker hosts below, or on this machine's engine if none is listed."""
+
+    hosts: list[DockerHost] = Field(default_factory=list, title="Docker hosts")
+    """Machines with a Docker engine. Each is a node, with the devices it has or declares."""
+
+    containers: ContainerRules = Field(default_factory=ContainerRules)
+    """What jobs in containers may request."""
 
     @model_validator(mode="after")
-    def _hosts_have_names_of_their_own(self) -> GpuCluster:
+    def _check_hosts(self) -> GpuCluster:
         names = [host.name for host in self.hosts]
         if len(set(names)) < len(names):
             raise ValueError("two Docker hosts have the same name")
@@ -111,18 +108,18 @@ class GpuCluster(Block):
 
     @property
     def docker_hosts(self) -> list[DockerHost]:
-        """The engines that run containers. One that is not listed stands for this machine's own, which
-        serves every node."""
+        """The engines that run containers. If none is listed, this machine's own engine serves every node."""
         return self.hosts or ([DockerHost(name=LOCAL)] if self.runtime == "docker" else [])
 
     @classmethod
     def of(cls, spec: str = "", docker: bool = False, hosts: Sequence[str] = ()) -> GpuCluster:
-        """From `NODESxGPUS[:MODEL[:MEM_GB]][@RACKSIZE]`, several joined by `+`, or a YAML file of racks;
-        with Docker on this machine, or on hosts written as `DockerHost.of` reads them."""
-        given: dict[str, Any] = {"runtime": "docker"} if docker or hosts else {}
+        """Parse `NODESxGPUS[:MODEL[:MEM_GB]][@RACKSIZE]`, several joined by `+`, or a YAML file of racks.
+        `docker` uses this machine's engine; `hosts` are in the form that `DockerHost.of` parses."""
+        fields: dict[str, Any] = {"runtime": "docker"} if docker or hosts else {}
         if spec:
-            given |= {"devices": "declared", "nodes": [DeclaredNodes.of(kind) for kind in parse_spec(spec)]}
-        return cls(**given, hosts=[DockerHost.of(host) for host in hosts])
+            fields |= {"devices": "declared", "nodes": [DeclaredNodes.of(kind) for kind in parse_spec(spec)]}
+        return cls(**fields, hosts=[DockerHost.of(host) for host in hosts])
 
     def declared_nodes(self) -> list[Node]:
+        """Return the nodes of the declared cluster."""
         return build_nodes(nodes.kind() for nodes in self.nodes)

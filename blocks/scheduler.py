@@ -5,19 +5,21 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Literal, Union
 
 from prefect.blocks.core import Block
-from pydantic import Field, create_model
+from pydantic import ConfigDict, Field, HttpUrl, create_model
 
+from gpu_flows.common.forms import FORM
+from gpu_flows.common.links import BLOCK_LOGO_URL, documentation_url
 from gpu_flows.schedulers.policy import Options, Policy, make_policy, policies
 from gpu_flows.schedulers.protection import Protection
 
 DEFAULT_POLICY = "fifo"
 
 
-def _form_of(policy: type[Policy]) -> type[Options]:
-    """The policy's options with its name in front: one tab of the block's form.
+def _make_form(policy: type[Policy]) -> type[Options]:
+    """Return the policy's options, preceded by its name: one tab of the block's form.
 
-    The name is what tells the tabs apart when a saved block is read back: without a distinct
-    literal in each, Prefect silently loads the first one.
+    The name selects the tab when a saved block is read. Without a distinct literal in each tab, Prefect
+    silently loads the first one.
     """
     name: Any = Literal[policy.name]
     return create_model(
@@ -29,14 +31,14 @@ def _form_of(policy: type[Policy]) -> type[Options]:
             Field(
                 default=policy.name,
                 title="Name",
-                description="Tells which policy was chosen.",
-                json_schema_extra={"enum": [policy.name]},  # drawn as a menu, so nobody mistypes it
+                description="The policy of this tab.",
+                json_schema_extra={"enum": [policy.name]},  # the UI shows a menu, so it cannot be mistyped
             ),
         ),
     )
 
 
-FORMS = {name: _form_of(policy) for name, policy in policies().items()}
+FORMS = {name: _make_form(policy) for name, policy in policies().items()}
 
 if TYPE_CHECKING:
     PolicyForm = Options
@@ -46,8 +48,8 @@ else:
 
 class GpuScheduler(Block):
     """
-    Decides which waiting job goes next and on which devices. Saving a change is enough: the pool
-    follows within a second, nothing is restarted and nothing that runs is touched.
+    The policy that decides which waiting job starts next, and on which devices. A saved change takes effect
+    within a second. Nothing is restarted, and running jobs are not affected.
 
     Example:
         Switch a pool to Round Robin while its jobs run:
@@ -59,22 +61,21 @@ class GpuScheduler(Block):
         ```
     """
 
+    model_config = ConfigDict(**FORM)
+
     _block_type_name = "GPU Scheduler"
     _block_type_slug = "gpu-scheduler"
     _block_schema_capabilities = ["gpu-schedule"]
+    _documentation_url = HttpUrl(documentation_url("blocks"))
+    _logo_url = HttpUrl(BLOCK_LOGO_URL)
 
-    policy: PolicyForm = Field(
-        default_factory=lambda: FORMS[DEFAULT_POLICY](),
-        title="Policy",
-        description="The policy that decides, with its options.",
-    )
-    protection: Protection = Field(
-        default_factory=Protection,
-        title="Protection",
-        description="Whom the policy may not stop, even if it preempts.",
-    )
+    policy: PolicyForm = Field(default_factory=lambda: FORMS[DEFAULT_POLICY]())
+    """The policy that decides, with its options."""
+
+    protection: Protection = Field(default_factory=Protection)
+    """Which jobs the policy may not stop, even if it preempts."""
 
     def use(self, name: str, **options: Any) -> GpuScheduler:
-        """This block with another policy. Raises PolicyError for a name or option there is not."""
+        """Return this block with another policy. Raises PolicyError for an unknown name or option."""
         make_policy(name, options)
         return GpuScheduler(policy=FORMS[name](**options), protection=self.protection)

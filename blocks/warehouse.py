@@ -1,38 +1,39 @@
-"""The Warehouse block: where the facts of a pool go."""
+"""The GPU Warehouse block: where the facts of a pool are stored."""
 
 from __future__ import annotations
 
 from prefect.blocks.core import Block
-from pydantic import Field
+from pydantic import ConfigDict, Field, HttpUrl
+
+from gpu_flows.common.forms import FORM
+from gpu_flows.common.links import BLOCK_LOGO_URL, documentation_url
 
 
 class Warehouse(Block):
     """
-    Where every fact about jobs, devices and decisions is kept: a DuckDB file that any number of
-    people may query while jobs run. A changed path counts from the worker's next start.
+    Where every fact about jobs, devices and decisions is stored: a DuckDB file that any number of people can
+    query while jobs run. A changed path takes effect when the worker starts again.
 
     Example:
         Find out where a pool's facts are:
         ```python
         from gpu_flows.blocks import Warehouse
 
-        print(Warehouse.load("BLOCK_NAME").path)
+        warehouse = Warehouse.load("BLOCK_NAME")
+        print(warehouse.path)
         ```
     """
+
+    model_config = ConfigDict(**FORM)
 
     _block_type_name = "GPU Warehouse"
     _block_type_slug = "gpu-warehouse"
     _block_schema_capabilities = ["gpu-facts"]
+    _documentation_url = HttpUrl(documentation_url("blocks"))
+    _logo_url = HttpUrl(BLOCK_LOGO_URL)
 
-    path: str = Field(
-        default="",
-        title="Database file",
-        description="Path of the DuckDB file. Empty means warehouse.duckdb in the gpu-flows home folder.",
-    )
-    sample_seconds: float = Field(
-        default=1.0,
-        ge=0.1,
-        le=3600,
-        title="Sampling period (seconds)",
-        description="How often each device is read and the reading recorded.",
-    )
+    path: str = Field(default="", title="Database file")
+    """Path of the DuckDB file. Empty means warehouse.duckdb in the gpu-flows home folder."""
+
+    sample_seconds: float = Field(default=1.0, ge=0.1, le=3600, title="Sampling period (seconds)")
+    """How often each device is read and the reading recorded."""

@@ -24,8 +24,8 @@ from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
 from prefect.client.schemas.objects import WorkPool
 from prefect.runtime import flow_run
 
-from gpu_flows.analytics.answers import Answer, answer
 from gpu_flows.analytics.facts import ExperimentRan
+from gpu_flows.analytics.query_runner import QueryResult, run_query
 from gpu_flows.analytics.recorder import Recorder
 from gpu_flows.blocks import GpuScheduler
 from gpu_flows.common.retry import wait_until
@@ -140,17 +140,17 @@ def _record_experiments(database: Path, pool: str, workload: Workload, experimen
     recorder.close()
 
 
-def _compare(database: Path, workload: Workload, experiments: list[str]) -> Answer:
+def _compare(database: Path, workload: Workload, experiments: list[str]) -> QueryResult:
     """Query the results of the experiments, after the worker has recorded the end of every job."""
     listed = ", ".join(f"'{experiment}'" for experiment in experiments)
     expected = workload.jobs * len(experiments)
     ended = f"select count(ended) from job_history where experiment in ({listed})"
-    wait_until(lambda: answer(database, ended).rows[0][0] >= expected, FACTS_TIMEOUT_S, every_s=0.5)
+    wait_until(lambda: run_query(database, ended).rows[0][0] >= expected, FACTS_TIMEOUT_S, every_s=0.5)
     summary = f"select {COLUMNS} from experiment_summary where experiment in ({listed}) order by 4"
-    return answer(database, summary)
+    return run_query(database, summary)
 
 
-def _build_report(workload: Workload, comparison: Answer) -> str:
+def _build_report(workload: Workload, comparison: QueryResult) -> str:
     heading = f"{workload.jobs} jobs, arrival {workload.arrival}, on the live pool; best turnaround first."
     columns = comparison.columns
     lines = [heading, "", "| " + " | ".join(columns) + " |", "|" + " --- |" * len(columns)]

@@ -9,7 +9,7 @@ import httpx
 import psutil
 from conftest import eventually
 
-from gpu_flows.analytics.answers import answer
+from gpu_flows.analytics.query_runner import run_query
 from gpu_flows.bootstrap.local_stack import Stack
 from gpu_flows.worker.status import Status
 
@@ -141,7 +141,7 @@ class Pool:
         return {device["id"]: device["jobs"] for device in self.status().devices}
 
     def sql(self, query: str) -> list[tuple[Any, ...]]:
-        return list(answer(self.stack.home / "warehouse.duckdb", query).rows)
+        return list(run_query(self.stack.home / "warehouse.duckdb", query).rows)
 
     def processes(self, run_id: str) -> list[int]:
         """The ids of all processes of the run, found by their environment."""

@@ -1,48 +1,41 @@
-"""Metrics of random histories, against a clock that ticks every second and counts."""
+"""Metrics of random histories, compared with counts over every second."""
 
 from __future__ import annotations
 
 import random
-import shutil
 import statistics
 from pathlib import Path
 
 import pytest
-from analytics_history import History, make_empty_warehouse
-
-
-@pytest.fixture(scope="module")
-def empty_warehouse(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_empty_warehouse(tmp_path_factory.mktemp("empty"))
+from analytics_history import History
 
 
 @pytest.fixture
-def history(tmp_path: Path, empty_warehouse: Path) -> History:
-    shutil.copy(empty_warehouse, tmp_path)
+def history(tmp_path: Path) -> History:
     return History(tmp_path)
 
 
 @pytest.mark.parametrize("seed", range(6))
 def test_random_histories_agree_with_counting_seconds(history: History, seed: int) -> None:
-    world = RandomWorld(random.Random(seed))
-    world.tell(history)
-    for device_id, (held, available) in world.count_devices().items():
-        assert history.ask(
+    expected = RandomHistory(random.Random(seed))
+    expected.record(history)
+    for device_id, (held, available) in expected.count_devices().items():
+        assert history.query(
             f"select held_s, available_s from allocation where scope = 'device' and device_id = '{device_id}'"
         ) == [(held, available)]
-    for device_id, used in world.count_utilization().items():
-        assert history.ask(
+    for device_id, used in expected.count_utilization().items():
+        assert history.query(
             f"select utilization from utilization_by_device where device_id = '{device_id}'"
         ) == [(pytest.approx(used),)]
-    summary = history.ask("select policy, allocation, utilization from policy_use where experiment is null")
-    expected = world.count_policies()
+    summary = history.query("select policy, allocation, utilization from policy_use where experiment is null")
+    policies = expected.count_policies()
     assert {policy: (allocation, used) for policy, allocation, used in summary} == {
         policy: (pytest.approx(allocation), None if used is None else pytest.approx(used))
-        for policy, (allocation, used) in expected.items()
+        for policy, (allocation, used) in policies.items()
     }
 
 
-class RandomWorld:
+class RandomHistory:
     """Facts at whole seconds, and the metrics counted in a loop over them."""
 
     length = 240
@@ -76,7 +69,7 @@ class RandomWorld:
             at += dice.randrange(1, 15)
         return readings
 
-    def tell(self, history: History) -> None:
+    def record(self, history: History) -> None:
         for device, since in self.devices.items():
             history.device(device, since)
             history.sample(device, *self.samples[device])
@@ -96,19 +89,19 @@ class RandomWorld:
 
     def available(self, device: str, second: int) -> bool:
         kind = "healthy" if second >= self.devices[device] else "unknown"
-        for at, whose, news in sorted(self.health):
-            if whose == device and self.devices[device] <= at <= second:
-                kind = news
+        for at, changed, new_kind in sorted(self.health):
+            if changed == device and self.devices[device] <= at <= second:
+                kind = new_kind
         return kind == "healthy"
 
     def held(self, device: str, second: int) -> bool:
         return any(
-            device == whose and since <= second < (until or self.length)
-            for _, whose, _, since, until in self.holds
+            device == held and since <= second < (until or self.length)
+            for _, held, _, since, until in self.holds
         )
 
     def reading(self, device: str, second: int) -> float | None:
-        """What is known about this second: the reading before it, if another follows and it is fresh."""
+        """The reading before this second, if another one follows and it is at most ten seconds old."""
         before = [(at, value) for at, value in self.samples[device] if at <= second]
         if not before or len(before) == len(self.samples[device]) or second - before[-1][0] >= 10:
             return None

@@ -1,4 +1,4 @@
-"""Exactly once: recorders are killed while they write and drain, round after round."""
+"""Facts are loaded exactly once, also when recorders are killed while they write and load."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from analytics_place import Place, die_after
+from analytics_store import Store, run_and_kill
 
-from gpu_flows.analytics.answers import QueryError, answer
+from gpu_flows.analytics.query_runner import QueryError, run_query
 
 ROUNDS = 12
 
-# Writes numbered jobs and samples for ever, telling after each flush how far it is safe.
+# Writes numbered jobs and samples until it is killed. Prints after each flush up to which number.
 WORKER = """
 import sys, time
 from pathlib import Path
@@ -41,18 +41,18 @@ while True:
 
 
 @pytest.mark.slow
-def test_nothing_flushed_is_lost_and_nothing_comes_twice(tmp_path: Path) -> None:
-    place, dice = Place(tmp_path), random.Random(7)
-    firsts = range(0, ROUNDS * 1_000_000, 1_000_000)  # what one round did not tell, the next does not write
-    flushed = [range(first, run_and_kill(place, first, dice.uniform(0.02, 0.6))) for first in firsts]
-    place.recorder().drain()
+def test_every_flushed_fact_is_loaded_exactly_once(tmp_path: Path) -> None:
+    store, dice = Store(tmp_path), random.Random(7)
+    firsts = range(0, ROUNDS * 1_000_000, 1_000_000)  # rounds never write the same numbers
+    flushed = [range(first, write_until_killed(store, first, dice.uniform(0.02, 0.6))) for first in firsts]
+    store.recorder().drain()
     for table, number in (("jobs", "job_id[5:]::bigint"), ("samples", "epoch(time)::bigint")):
-        found = [row[0] for row in place.ask(f"select {number} from {table}")]
-        assert len(found) == len(set(found)), f"{table} came twice"
+        found = [row[0] for row in store.query(f"select {number} from {table}")]
+        assert len(found) == len(set(found)), f"{table} are there twice"
         lost = {number for numbers in flushed for number in numbers} - set(found)
         assert not lost, f"{table} lost {len(lost)}"
-    assert place.count("jobs") == place.count("samples")
-    assert place.spooled() == []
+    assert store.count("jobs") == store.count("samples")
+    assert store.spooled() == []
 
 
 @pytest.mark.parametrize(
@@ -60,52 +60,52 @@ def test_nothing_flushed_is_lost_and_nothing_comes_twice(tmp_path: Path) -> None
     ["rename", "read_text", "unlink"],
     ids=["before the file is ready", "with the warehouse open", "committed but not removed"],
 )
-def test_killed_at_the_worst_moment(tmp_path: Path, moment: str) -> None:
-    """Each is what a drain does next with a spool file; the kill comes instead of it."""
-    place = Place(tmp_path)
-    die_after(
-        place,
+def test_a_kill_at_a_critical_moment_loses_and_repeats_nothing(tmp_path: Path, moment: str) -> None:
+    """The process is killed in place of the call that a drain makes next for a spool file."""
+    store = Store(tmp_path)
+    run_and_kill(
+        store,
         "recorder.drain()\n"
         "recorder.write(*facts); recorder.flush()\n"
         f"Path.{moment} = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)\n"
         "recorder.drain()",
     )
-    assert len(place.spooled()) == 1
+    assert len(store.spooled()) == 1
     for _ in range(2):
-        assert place.recorder().drain()
-    assert (place.count("jobs"), place.count("samples")) == (1, 1)
-    assert place.spooled() == []
+        assert store.recorder().drain()
+    assert (store.count("jobs"), store.count("samples")) == (1, 1)
+    assert store.spooled() == []
 
 
 @pytest.mark.slow
-def test_another_process_reads_while_facts_stream_in(tmp_path: Path) -> None:
-    place = Place(tmp_path)
+def test_another_process_reads_while_facts_are_loaded(tmp_path: Path) -> None:
+    store = Store(tmp_path)
     counts: list[tuple[int, int]] = []
-    with worker(place, first=0, drain_every=0.2) as process:
+    with worker(store, first=0, drain_every=0.2) as process:
         try:
             while len(counts) < 8:
                 with suppress(QueryError):  # the warehouse is not there yet
-                    counts += answer(
-                        place.database, "select count(*), (from samples select count(*)) from jobs"
+                    counts += run_query(
+                        store.database, "select count(*), (from samples select count(*)) from jobs"
                     ).rows
         finally:
             process.kill()
-    assert all(jobs == samples for jobs, samples in counts), "an answer saw half a transaction"
+    assert all(jobs == samples for jobs, samples in counts), "a query saw half a transaction"
     assert counts == sorted(counts)
     assert counts[-1] > counts[0]
 
 
-def worker(place: Place, first: int, drain_every: float) -> subprocess.Popen[str]:
-    arguments = [str(place.database), str(place.spool), str(first), str(drain_every)]
+def worker(store: Store, first: int, drain_every: float) -> subprocess.Popen[str]:
+    arguments = [str(store.database), str(store.spool), str(first), str(drain_every)]
     return subprocess.Popen([sys.executable, "-c", WORKER, *arguments], stdout=subprocess.PIPE, text=True)
 
 
-def run_and_kill(place: Place, first: int, after_s: float) -> int:
-    """Returns the number up to which the worker said it was safe."""
-    with worker(place, first, drain_every=0.001) as process:
+def write_until_killed(store: Store, first: int, after_s: float) -> int:
+    """Kill the worker after some time. Returns the number up to which it reported facts as flushed."""
+    with worker(store, first, drain_every=0.001) as process:
         assert process.stdout is not None
-        told = [process.stdout.readline()]
+        reported = [process.stdout.readline()]
         time.sleep(after_s)
         process.kill()
-        told += [line for line in process.stdout if line.endswith("\n")]
-    return int(told[-1])
+        reported += [line for line in process.stdout if line.endswith("\n")]
+    return int(reported[-1])

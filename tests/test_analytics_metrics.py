@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import shutil
 import statistics
 from pathlib import Path
 
 import pytest
-from analytics_history import History, T, make_empty_warehouse
-
-
-@pytest.fixture(scope="module")
-def empty_warehouse(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_empty_warehouse(tmp_path_factory.mktemp("empty"))
+from analytics_history import History, T
 
 
 @pytest.fixture
-def history(tmp_path: Path, empty_warehouse: Path) -> History:
-    shutil.copy(empty_warehouse, tmp_path)
+def history(tmp_path: Path) -> History:
     return History(tmp_path)
 
 
@@ -27,7 +20,7 @@ def history(tmp_path: Path, empty_warehouse: Path) -> History:
 def test_a_job_that_ran_once(history: History) -> None:
     history.run("a", 0, 6.25, 16.75)
     row = "select state, outcome, attempts, policy, turnaround_s, run_s, queueing_s from job_history"
-    assert history.ask(row) == [("ended", "completed", 1, "fifo", 16.75, 10.5, 6.25)]
+    assert history.query(row) == [("ended", "completed", 1, "fifo", 16.75, 10.5, 6.25)]
 
 
 def test_a_preempted_job_adds_up_its_attempts_and_belongs_to_its_last_policy(history: History) -> None:
@@ -37,10 +30,10 @@ def test_a_preempted_job_adds_up_its_attempts_and_belongs_to_its_last_policy(his
     history.start("a", 35, attempt=2, policy="round_robin")
     history.stop("a", 50, attempt=2)
     history.end("a", 50)
-    assert history.ask(
+    assert history.query(
         "select attempts, policy, epoch(first_started), turnaround_s, run_s, queueing_s from job_history"
     ) == [(2, "round_robin", T + 10, 50.0, 25.0, 25.0)]
-    assert history.ask("select attempt, outcome, run_s from attempt_history order by attempt") == [
+    assert history.query("select attempt, outcome, run_s from attempt_history order by attempt") == [
         (1, "preempted", 10.0),
         (2, "completed", 15.0),
     ]
@@ -51,48 +44,48 @@ def test_an_open_attempt_counts_until_the_last_fact(history: History) -> None:
     history.job("a", 0)
     history.start("a", 10, "g0")
     history.sample("g0", (12, 50.0), (30, 50.0))
-    assert history.ask("select state, run_s, turnaround_s, queueing_s from job_history") == [
+    assert history.query("select state, run_s, turnaround_s, queueing_s from job_history") == [
         ("running", 20.0, None, None)
     ]
-    assert history.ask("select job_id, gpus, run_s from running_now") == [("a", 1, 20.0)]
-    assert history.ask("select held_s from allocation where scope = 'overall'") == [(20.0,)]
+    assert history.query("select job_id, gpus, run_s from running_now") == [("a", 1, 20.0)]
+    assert history.query("select held_s from allocation where scope = 'overall'") == [(20.0,)]
 
 
-def test_an_attempt_whose_end_nobody_saw_ends_where_the_next_begins(history: History) -> None:
+def test_an_attempt_without_a_recorded_end_ends_where_the_next_starts(history: History) -> None:
     history.job("a", 0)
     history.start("a", 10, attempt=1)
     history.start("a", 25, attempt=2)
     history.stop("a", 30, attempt=2)
     history.end("a", 30)
-    assert history.ask("select run_s, is_open from attempt_history order by attempt") == [
+    assert history.query("select run_s, is_open from attempt_history order by attempt") == [
         (15.0, False),
         (5.0, False),
     ]
-    assert history.ask("select run_s, queueing_s from job_history") == [(20.0, 10.0)]
+    assert history.query("select run_s, queueing_s from job_history") == [(20.0, 10.0)]
 
 
-def test_a_process_that_outlives_its_job_does_not_make_waiting_negative(history: History) -> None:
+def test_a_process_that_ends_after_its_job_does_not_make_queueing_negative(history: History) -> None:
     history.job("a", 0)
     history.start("a", 0)
     history.end("a", 10)
     history.stop("a", 12)
-    assert history.ask("select turnaround_s, run_s, queueing_s from job_history") == [(10.0, 10.0, 0.0)]
+    assert history.query("select turnaround_s, run_s, queueing_s from job_history") == [(10.0, 10.0, 0.0)]
 
 
 def test_a_run_retried_by_hand_is_running_again(history: History) -> None:
     history.run("a", 0, 5, 10)
     history.start("a", 20, attempt=2)
     history.job("b", 26)
-    assert history.ask("select job_id, attempt, run_s from running_now") == [("a", 2, 6.0)]
-    assert history.ask("select state from job_history order by job_id") == [("running",), ("waiting",)]
+    assert history.query("select job_id, attempt, run_s from running_now") == [("a", 2, 6.0)]
+    assert history.query("select state from job_history order by job_id") == [("running",), ("waiting",)]
 
 
-def test_a_retried_run_ended_as_it_ended_last(history: History) -> None:
+def test_a_retried_run_has_its_last_outcome(history: History) -> None:
     history.run("a", 0, 5, 10)
     history.start("a", 20, attempt=2)
     history.stop("a", 26, attempt=2, outcome="failed")
     history.end("a", 26, "failed")
-    found = history.ask("select outcome, attempts, turnaround_s, run_s, queueing_s from job_history")
+    found = history.query("select outcome, attempts, turnaround_s, run_s, queueing_s from job_history")
     assert found == [("failed", 2, 26.0, 11.0, 15.0)]
 
 
@@ -102,14 +95,14 @@ def test_waiting_jobs_have_waited_until_the_last_fact_without_their_time_on_devi
     history.start("preempted", 10)
     history.stop("preempted", 25, outcome="preempted")
     history.job("latest", 60)
-    assert history.ask("select job_id, attempts, waited_s from waiting_now order by submitted") == [
+    assert history.query("select job_id, attempts, waited_s from waiting_now order by submitted") == [
         ("preempted", 1, 45.0),
         ("new", 0, 20.0),
         ("latest", 0, 0.0),
     ]
 
 
-def test_failures_lists_attempts_and_jobs_that_never_got_one(history: History) -> None:
+def test_failures_lists_attempts_and_jobs_without_one(history: History) -> None:
     history.run("fine", 0, 1, 2)
     history.job("broken", 0)
     history.start("broken", 1)
@@ -118,7 +111,7 @@ def test_failures_lists_attempts_and_jobs_that_never_got_one(history: History) -
     history.job("huge", 0)
     history.end("huge", 3, "refused")
     history.end("unseen", 4, "refused")  # refused before anything else was noted about it
-    assert history.ask("select job_id, attempt, outcome from failures order by time") == [
+    assert history.query("select job_id, attempt, outcome from failures order by time") == [
         ("broken", 1, "failed"),
         ("huge", None, "refused"),
         ("unseen", None, "refused"),
@@ -136,7 +129,7 @@ def test_makespan_per_experiment_and_overall(history: History) -> None:
     history.job("refused", -500)
     history.end("refused", 500, "refused")
     history.job("waiting", -900)
-    assert history.ask(
+    assert history.query(
         "select scope, experiment, jobs, makespan_s from makespan order by scope, experiment"
     ) == [
         ("experiment", "first", 2, 90.0),
@@ -157,7 +150,7 @@ def test_turnaround_and_queueing_of_a_set(history: History) -> None:
     for name, values in (("turnaround", turnarounds), ("queueing", waits)):
         deciles = statistics.quantiles(values, n=10, method="inclusive")
         columns = f"jobs, avg_{name}_s, p50_{name}_s, p90_{name}_s, max_{name}_s"
-        assert history.ask(f"select {columns} from {name} where scope = 'overall'") == [
+        assert history.query(f"select {columns} from {name} where scope = 'overall'") == [
             (5, statistics.mean(values), statistics.median(values), pytest.approx(deciles[8]), max(values))
         ]
 
@@ -174,19 +167,19 @@ def test_a_shared_device_counts_once_and_a_sick_one_is_not_available(history: Hi
     history.health("g0", 60, "sick")
     history.health("g0", 80, "healthy")  # c holds it from 70, but it can be used only from 80
     history.run("d", 0, 60, 100, "g1")
-    assert history.ask(
+    assert history.query(
         "select device_id, held_s, available_s from allocation where scope = 'device' order by 1"
     ) == [
         ("g0", 40.0, 80.0),
         ("g1", 40.0, 50.0),
     ]
-    assert history.ask("select node, allocation from allocation where scope = 'node' order by 1") == [
+    assert history.query("select node, allocation from allocation where scope = 'node' order by 1") == [
         ("n0", 0.5),
         ("n1", 0.8),
     ]
-    assert history.ask("select held_s, available_s, allocation from allocation where scope = 'overall'") == [
-        (80.0, 130.0, pytest.approx(80 / 130))
-    ]
+    assert history.query(
+        "select held_s, available_s, allocation from allocation where scope = 'overall'"
+    ) == [(80.0, 130.0, pytest.approx(80 / 130))]
 
 
 def test_a_device_that_is_gone_stays_unavailable(history: History) -> None:
@@ -194,16 +187,18 @@ def test_a_device_that_is_gone_stays_unavailable(history: History) -> None:
     history.run("a", 0, 0, 10, "g0")
     history.health("g0", 20, "gone")
     history.job("last fact", 100)
-    assert history.ask("select held_s, available_s from allocation where scope = 'overall'") == [(10.0, 20.0)]
+    assert history.query("select held_s, available_s from allocation where scope = 'overall'") == [
+        (10.0, 20.0)
+    ]
 
 
-def test_pools_have_clocks_of_their_own(history: History) -> None:
+def test_each_pool_has_its_own_clock(history: History) -> None:
     history.device("g0", pool="old")
     history.run("a", 0, 0, 10, "g0", pool="old")
     history.device("g1", at=1000, pool="new")
     history.run("b", 1000, 1000, 1030, "g1", pool="new")
     history.job("last fact", 1060, pool="new")
-    assert history.ask(
+    assert history.query(
         "select pool, available_s, allocation from allocation where scope = 'pool' order by pool"
     ) == [
         ("new", 60.0, 0.5),
@@ -211,16 +206,16 @@ def test_pools_have_clocks_of_their_own(history: History) -> None:
     ]
 
 
-def test_utilization_weighs_each_reading_by_the_time_it_held(history: History) -> None:
+def test_utilization_weighs_each_reading_by_its_duration(history: History) -> None:
     history.device("g0")
     history.device("g1")
     history.sample("g0", (0, 100.0), (1, 0.0), (4, 50.0), (6, 77.0))  # 100 for 1 s, 0 for 3 s, 50 for 2 s
     history.sample("g1", (0, 80.0), (2, None), (5, 20.0), (105, 0.0))  # 80 for 2 s, 20 for 10 s of a long gap
-    assert history.ask("select device_id, samples, utilization from utilization_by_device order by 1") == [
+    assert history.query("select device_id, samples, utilization from utilization_by_device order by 1") == [
         ("g0", 4, pytest.approx(200 / 6)),
         ("g1", 4, pytest.approx(360 / 12)),
     ]
-    assert history.ask("select node, devices, utilization from utilization_by_node") == [
+    assert history.query("select node, devices, utilization from utilization_by_node") == [
         ("n0", 2, pytest.approx(560 / 18))
     ]
 
@@ -228,15 +223,15 @@ def test_utilization_weighs_each_reading_by_the_time_it_held(history: History) -
 def test_a_single_reading_is_its_own_mean(history: History) -> None:
     history.device("g0")
     history.sample("g0", (0, 42.0))
-    assert history.ask("select utilization from utilization_by_device") == [(42.0,)]
-    assert history.ask("select utilization from utilization_by_minute") == [(42.0,)]
+    assert history.query("select utilization from utilization_by_device") == [(42.0,)]
+    assert history.query("select utilization from utilization_by_minute") == [(42.0,)]
 
 
-def test_a_reading_across_a_full_minute_is_cut(history: History) -> None:
+def test_a_reading_across_a_full_minute_is_split(history: History) -> None:
     history.device("g0")
     history.sample("g0", (50, 100.0), (56, 20.0), (64, 60.0), (70, 0.0))
     # first minute: 6 s of 100 and 4 s of 20; second: 4 s of 20 and 6 s of 60
-    assert history.ask(
+    assert history.query(
         "select epoch(minute), devices, measured_s, utilization from utilization_by_minute order by 1"
     ) == [(T, 1, 10.0, pytest.approx(68.0)), (T + 60, 1, 10.0, pytest.approx(44.0))]
 
@@ -254,7 +249,7 @@ def test_policy_periods_ignore_refused_swaps(history: History) -> None:
     periods = (
         "select policy, epoch(since) - {0}, epoch(until) - {0}, in_force_s from policy_periods order by since"
     )
-    assert history.ask(periods.format(T)) == [
+    assert history.query(periods.format(T)) == [
         ("fifo", 10, 30, 20.0),
         ("round_robin", 30, 45, 15.0),
         ("fifo", 45, 50, 5.0),
@@ -265,7 +260,7 @@ def test_policy_periods_before_the_first_swap(history: History) -> None:
     history.job("first fact", 0)
     history.swap(30, "fifo", "round_robin")
     history.job("last fact", 50)
-    assert history.ask("select policy, in_force_s from policy_periods order by since") == [
+    assert history.query("select policy, in_force_s from policy_periods order by since") == [
         ("fifo", 30.0),
         ("round_robin", 20.0),
     ]
@@ -273,10 +268,10 @@ def test_policy_periods_before_the_first_swap(history: History) -> None:
 
 def test_policy_periods_without_any_swap(history: History) -> None:
     history.run("a", 0, 5, 20, policy="fifo")
-    assert history.ask("select policy, in_force_s from policy_periods") == [("fifo", 20.0)]
+    assert history.query("select policy, in_force_s from policy_periods") == [("fifo", 20.0)]
 
 
-def test_policy_summary_leaves_idle_nights_out(history: History) -> None:
+def test_policy_summary_leaves_idle_time_out(history: History) -> None:
     history.device("g0", at=-1000)
     history.device("g1", at=-1000)
     history.swap(-1000, "", "fifo")
@@ -296,7 +291,7 @@ def test_policy_summary_leaves_idle_nights_out(history: History) -> None:
         "policy, jobs, finished, completed, makespan_s, avg_turnaround_s, p50_turnaround_s, p90_turnaround_s,"
         " avg_queueing_s, allocation, utilization"
     )
-    assert history.ask(f"select {columns} from policy_summary order by policy") == [
+    assert history.query(f"select {columns} from policy_summary order by policy") == [
         # in force over work from 0 to 40: two devices, held for 20 s each; 90 and 30 for 10 s, 0 for 20 s
         ("fifo", 2, 2, 2, 30.0, 25.0, 25.0, 29.0, 5.0, 0.5, pytest.approx(30.0)),
         # in force from 40 to 70, the last end: held 20 + 20 + 10 of 60 s; 80 for 20 s, 20 for 10 s
@@ -312,6 +307,6 @@ def test_experiment_summary_is_clipped_to_the_experiment(history: History) -> No
     history.swap(240, "fifo", "round_robin")
     history.run("y", 235, 245, 255, "g0", policy="round_robin", experiment="bench")
     history.run("later", 300, 300, 400, "g0", policy="round_robin")
-    assert history.ask(
+    assert history.query(
         "select policy, jobs, makespan_s, avg_queueing_s, allocation from experiment_summary order by policy"
     ) == [("fifo", 1, 30.0, 10.0, 0.5), ("round_robin", 1, 20.0, 10.0, pytest.approx(10 / 15))]

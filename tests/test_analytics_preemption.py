@@ -1,34 +1,34 @@
-"""Preemptions in SQL: who left, what it cost, how the job went on, and what the simulator learns of it."""
+"""Preemptions in SQL: which jobs were stopped, at what cost, how they continued."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 from analytics_history import History, T
 
-from gpu_flows.analytics.facts import Allocated, AttemptStarted, Departed, SavedWork
-from gpu_flows.analytics.recorded import Costs, costs
+from gpu_flows.analytics.facts import Allocated, AttemptInterrupted, AttemptStarted, SavedWork
+from gpu_flows.analytics.query_runner import run_query
+from gpu_flows.analytics.recorded_trace import Costs, load_costs
 from gpu_flows.cli.simulation.inputs import read_inputs
 from gpu_flows.cli.simulation.options import SimulationOptions
 from gpu_flows.schedulers.traces import TraceError
 
 
 def start(history: History, job: str, attempt: int, at: float, node: str, gpus: int = 1) -> None:
-    history.tell(
+    history.record(
         AttemptStarted(job, attempt, "priority", "process", json.dumps([node]), T + at, T + at),
         *(Allocated(job, attempt, f"{node}-{n}", node, 0, T + at) for n in range(gpus)),
     )
 
 
-def leave(
-    history: History, job: str, attempt: int, asked: float, gone: float, kind: str, lost: float
+def interrupt(
+    history: History, job: str, attempt: int, requested: float, released: float, kind: str, lost: float
 ) -> None:
-    history.stop(job, gone, attempt, kind)
-    history.tell(
-        Departed(job, attempt, T + asked, T + gone, kind, "priority", '["boss"]'),
+    history.stop(job, released, attempt, kind)
+    history.record(
+        AttemptInterrupted(job, attempt, T + requested, T + released, kind, "priority", '["boss"]'),
         saved(job, attempt, lost=lost),
     )
 
@@ -41,24 +41,24 @@ def saved(job: str, attempt: int, restored: float | None = None, lost: float = 0
 
 @pytest.fixture
 def history(tmp_path: Path) -> History:
-    """a is preempted and migrates; b is resized on its node, and then moved there."""
-    told = History(tmp_path)
+    """Job a is preempted and resumes on another node; job b is resized on its node."""
+    history = History(tmp_path)
     for job in ("a", "b", "boss"):
-        told.job(job, 0)
-    start(told, "a", 1, 0, "n1")
-    leave(told, "a", 1, asked=100, gone=104, kind="preempted", lost=30)
-    start(told, "a", 2, 150, "n2")
-    told.tell(saved("a", 2, restored=159))
-    start(told, "b", 1, 0, "n1", gpus=2)
-    leave(told, "b", 1, asked=50, gone=52, kind="resized", lost=0)
-    start(told, "b", 2, 53, "n1", gpus=4)
-    told.tell(saved("b", 2, restored=58))
-    return told
+        history.job(job, 0)
+    start(history, "a", 1, 0, "n1")
+    interrupt(history, "a", 1, requested=100, released=104, kind="preempted", lost=30)
+    start(history, "a", 2, 150, "n2")
+    history.record(saved("a", 2, restored=159))
+    start(history, "b", 1, 0, "n1", gpus=2)
+    interrupt(history, "b", 1, requested=50, released=52, kind="resized", lost=0)
+    start(history, "b", 2, 53, "n1", gpus=4)
+    history.record(saved("b", 2, restored=58))
+    return history
 
 
-def test_how_jobs_left_and_went_on(history: History) -> None:
-    rows = history.ask(
-        "select job_id, outcome, leaving_s, lost_s, waited_s, restart_s, gpus_before, gpus_after,"
+def test_how_jobs_were_stopped_and_continued(history: History) -> None:
+    rows = history.query(
+        "select job_id, outcome, stopping_s, lost_s, waited_s, restart_s, gpus_before, gpus_after,"
         " is_migration from preemptions order by job_id"
     )
     assert rows == [
@@ -67,42 +67,41 @@ def test_how_jobs_left_and_went_on(history: History) -> None:
     ]
 
 
-def test_one_that_never_went_on_is_there_too(history: History) -> None:
+def test_a_job_that_never_continued_is_listed(history: History) -> None:
     history.job("c", 0)
     start(history, "c", 1, 0, "n1")
-    leave(history, "c", 1, asked=9, gone=10, kind="preempted", lost=0)
-    assert history.ask("select waited_s, restart_s from preemptions where job_id = 'c'") == [(None, None)]
+    interrupt(history, "c", 1, requested=9, released=10, kind="preempted", lost=0)
+    assert history.query("select waited_s, restart_s from preemptions where job_id = 'c'") == [(None, None)]
 
 
-def test_what_the_simulator_learns(history: History, tmp_path: Path) -> None:
-    history.ask("select 1")
-    assert costs(tmp_path / "warehouse.duckdb") == Costs(
+def test_costs_for_the_simulator_are_medians(history: History, tmp_path: Path) -> None:
+    history.query("select 1")
+    assert load_costs(tmp_path / "warehouse.duckdb") == Costs(
         checkpoint_s=3, restart_s=5, migration_s=4, stopped=2
     )
 
 
-def test_a_simulation_takes_them_where_none_are_given(history: History, tmp_path: Path) -> None:
-    history.ask("select 1")
-    costs = tmp_path / "warehouse.duckdb"
-    options = SimulationOptions("1x2", workload="poisson:jobs=5", costs=costs, restart_seconds=60)
-    conditions = read_inputs(options).conditions
+def test_a_simulation_uses_recorded_costs_where_none_are_given(history: History, tmp_path: Path) -> None:
+    history.query("select 1")
+    study = SimulationOptions(
+        "1x2", workload="poisson:jobs=5", costs=tmp_path / "warehouse.duckdb", restart_seconds=60
+    )
+    conditions = read_inputs(study).conditions
     assert (conditions.checkpoint_s, conditions.restart_s, conditions.migration_s) == (3, 60, 4)
 
 
-def test_a_pool_in_which_nobody_was_stopped_teaches_nothing(tmp_path: Path) -> None:
-    told = History(tmp_path)
-    told.job("a", 0)
-    told.ask("select 1")
+def test_costs_are_unknown_if_no_job_was_stopped(tmp_path: Path) -> None:
+    history = History(tmp_path)
+    history.job("a", 0)
+    history.query("select 1")
     with pytest.raises(TraceError, match="no job was ever stopped"):
-        costs(tmp_path / "warehouse.duckdb")
+        load_costs(tmp_path / "warehouse.duckdb")
 
 
-def test_the_questions_are_answered(history: History, tmp_path: Path) -> None:
-    from gpu_flows.analytics.answers import answer
-
-    history.ask("select 1")
-    asked: Any = answer(tmp_path / "warehouse.duckdb", "preemptions")
-    newest = dict(zip(asked.columns, asked.rows[0], strict=True))
-    assert (newest["name"], newest["room_for"], newest["outcome"]) == ("a", "boss", "preempted")
-    assert answer(tmp_path / "warehouse.duckdb", "preemption_costs").rows
-    assert answer(tmp_path / "warehouse.duckdb", "checkpoints").rows
+def test_the_named_queries_about_preemption(history: History, tmp_path: Path) -> None:
+    history.query("select 1")
+    result = run_query(tmp_path / "warehouse.duckdb", "preemptions")
+    newest = dict(zip(result.columns, result.rows[0], strict=True))
+    assert (newest["name"], newest["freed_for"], newest["outcome"]) == ("a", "boss", "preempted")
+    assert run_query(tmp_path / "warehouse.duckdb", "preemption_costs").rows
+    assert run_query(tmp_path / "warehouse.duckdb", "checkpoints").rows

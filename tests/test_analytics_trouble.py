@@ -1,4 +1,4 @@
-"""The recorder in trouble: what cannot be written waits one place earlier, and the reason is named."""
+"""The recorder when something fails: facts wait in the place before it, and the reason is reported."""
 
 from __future__ import annotations
 
@@ -10,62 +10,60 @@ from pathlib import Path
 
 import duckdb
 import pytest
-from analytics_place import Place, Reader, T, die_after, job, sample
+from analytics_store import Reader, Store, T, job, run_and_kill, sample
 
 from gpu_flows.analytics import recorder as recorder_module
 from gpu_flows.analytics.recorder import Recorder
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Iterator[Place]:
-    place = Place(tmp_path)
-    yield place
-    for recorder in place.made:
-        recorder.close()
+def store(tmp_path: Path) -> Iterator[Store]:
+    with Store(tmp_path) as store:
+        yield store
 
 
-def test_facts_wait_while_somebody_reads(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recorder_module, "READERS_TURN_S", 0.0)
-    recorder = place.recorder()
+def test_facts_wait_while_another_process_reads(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recorder_module, "WAIT_FOR_READER_S", 0.0)
+    recorder = store.recorder()
     recorder.write(job(1))
     recorder.drain()
-    with Reader(place.database):
+    with Reader(store.database):
         for number in range(2, 7):
             recorder.write(job(number))
             assert not recorder.drain()
         assert "is in use by process" in recorder.trouble
-        assert len(place.spooled()) == 1  # one file that grows, not one per try
+        assert len(store.spooled()) == 1  # one file that grows, not one per try
     assert recorder.drain()
     assert recorder.trouble == ""
-    assert place.count("jobs") == 6
+    assert store.count("jobs") == 6
 
 
-def test_a_reader_in_the_same_process_counts_as_well(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recorder_module, "READERS_TURN_S", 0.0)
-    recorder = place.recorder()
+def test_a_reader_in_the_same_process_counts_as_well(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recorder_module, "WAIT_FOR_READER_S", 0.0)
+    recorder = store.recorder()
     recorder.drain()
-    with duckdb.connect(str(place.database), read_only=True):
+    with duckdb.connect(str(store.database), read_only=True):
         recorder.write(job(1))
         assert not recorder.drain()
         assert "another connection of this process" in recorder.trouble
     assert recorder.drain()
 
 
-def test_a_warehouse_that_cannot_be_made(tmp_path: Path) -> None:
+def test_a_warehouse_that_cannot_be_created(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     recorder = Recorder(tmp_path / "file" / "warehouse.duckdb", tmp_path / "spool")
     recorder.write(job(1))
     assert not recorder.drain()
     assert "cannot be written" in recorder.trouble
     recorder.close()
-    recovered = Place(tmp_path)
+    recovered = Store(tmp_path)
     assert recovered.recorder().drain()
     assert recovered.count("jobs") == 1
 
 
-def test_a_read_only_warehouse(place: Place) -> None:
-    with mounted(place.database.parent / "disk", "8m") as disk:
-        elsewhere = Recorder(disk / "warehouse.duckdb", place.spool)
+def test_a_read_only_warehouse(store: Store) -> None:
+    with mounted(store.database.parent / "disk", "8m") as disk:
+        elsewhere = Recorder(disk / "warehouse.duckdb", store.spool)
         assert elsewhere.drain(), elsewhere.trouble
         remount(disk, "ro")
         elsewhere.write(job(1))
@@ -78,9 +76,9 @@ def test_a_read_only_warehouse(place: Place) -> None:
         elsewhere.close()
 
 
-def test_a_full_disk_under_the_warehouse(place: Place) -> None:
-    with mounted(place.database.parent / "disk", "6m") as disk:
-        recorder = Recorder(disk / "warehouse.duckdb", place.spool)
+def test_a_full_disk_under_the_warehouse(store: Store) -> None:
+    with mounted(store.database.parent / "disk", "6m") as disk:
+        recorder = Recorder(disk / "warehouse.duckdb", store.spool)
         assert recorder.drain()
         filler = fill(disk)
         recorder.write(*(job(number, os.urandom(2000).hex()) for number in range(500)))
@@ -89,14 +87,14 @@ def test_a_full_disk_under_the_warehouse(place: Place) -> None:
         filler.unlink()
         assert recorder.drain(), recorder.trouble
         recorder.close()
-        place.database = disk / "warehouse.duckdb"
-        assert place.count("jobs") == 500
+        store.database = disk / "warehouse.duckdb"
+        assert store.count("jobs") == 500
 
 
-def test_a_full_disk_under_the_spool(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recorder_module, "MOST_WAITING", 1000)
-    with mounted(place.spool, "1m") as disk:
-        recorder = place.recorder()
+def test_a_full_disk_under_the_spool(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recorder_module, "MOST_IN_MEMORY", 1000)
+    with mounted(store.spool, "1m") as disk:
+        recorder = store.recorder()
         recorder.write(job(0), sample(0))
         assert recorder.flush()
         filler = fill(disk)
@@ -108,8 +106,8 @@ def test_a_full_disk_under_the_spool(place: Place, monkeypatch: pytest.MonkeyPat
         filler.unlink()
         assert recorder.drain()
         assert recorder.trouble == ""
-        assert place.count("jobs") == 201
-        [(kept, oldest, newest)] = place.ask(
+        assert store.count("jobs") == 201
+        [(kept, oldest, newest)] = store.query(
             "select count(*), min(epoch(time)), max(epoch(time)) from samples"
         )
         assert kept < 1000
@@ -117,10 +115,10 @@ def test_a_full_disk_under_the_spool(place: Place, monkeypatch: pytest.MonkeyPat
         recorder.close()
 
 
-def test_a_disk_that_fills_in_the_middle_of_a_batch_leaves_no_half_line(place: Place) -> None:
+def test_a_disk_that_fills_in_the_middle_of_a_batch_leaves_no_half_line(store: Store) -> None:
     """A file size limit refuses a write half way, as a full disk does, without needing a disk."""
-    die_after(
-        place,
+    run_and_kill(
+        store,
         "import resource\n"
         "recorder.write(*facts); recorder.flush()\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (5000, resource.RLIM_INFINITY))\n"
@@ -129,22 +127,22 @@ def test_a_disk_that_fills_in_the_middle_of_a_batch_leaves_no_half_line(place: P
         "recorder.write(*facts[1:] * 3); recorder.flush()\n"
         "assert refused and not recorder.trouble",
     )
-    assert place.recorder().drain()
-    assert (place.count("jobs"), place.count("samples")) == (1, 4)
-    assert place.spooled() == []
+    assert store.recorder().drain()
+    assert (store.count("jobs"), store.count("samples")) == (1, 4)
+    assert store.spooled() == []
 
 
-def test_a_damaged_warehouse_is_moved_aside_and_begun_anew(
-    place: Place, caplog: pytest.LogCaptureFixture
+def test_a_damaged_warehouse_is_moved_and_a_new_one_created(
+    store: Store, caplog: pytest.LogCaptureFixture
 ) -> None:
-    recorder = place.recorder()
+    recorder = store.recorder()
     recorder.write(job(1))
     recorder.drain()
-    damage(place.database)
+    damage(store.database)
     recorder.write(job(2))
     assert recorder.drain()
-    assert place.ask("select job_id from jobs") == [("job-2",)]
-    [aside] = place.database.parent.glob("warehouse.duckdb.damaged-*[0-9]")
+    assert store.query("select job_id from jobs") == [("job-2",)]
+    [aside] = store.database.parent.glob("warehouse.duckdb.damaged-*[0-9]")
     assert aside.stat().st_size > 0
     assert aside.with_name(aside.name + ".reason.txt").read_text().strip()
     assert any(
@@ -152,18 +150,18 @@ def test_a_damaged_warehouse_is_moved_aside_and_begun_anew(
     )
 
 
-def test_a_deleted_warehouse_is_made_again(place: Place) -> None:
-    recorder = place.recorder()
+def test_a_deleted_warehouse_is_created_again(store: Store) -> None:
+    recorder = store.recorder()
     recorder.write(job(1))
     recorder.drain()
-    place.database.unlink()
+    store.database.unlink()
     recorder.write(job(2))
     assert recorder.drain()
-    assert place.ask("select job_id from job_history") == [("job-2",)]
+    assert store.query("select job_id from job_history") == [("job-2",)]
 
 
-def test_after_a_fatal_error_a_new_instance_goes_on(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    recorder = place.recorder()
+def test_a_new_instance_is_used_after_a_fatal_error(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    recorder = store.recorder()
     recorder.drain()
 
     class Broken:
@@ -178,7 +176,7 @@ def test_after_a_fatal_error_a_new_instance_goes_on(place: Place, monkeypatch: p
     assert "invalidated" in recorder.trouble
     assert recorder.drain()
     assert recorder.trouble == ""
-    assert place.count("jobs") == 1
+    assert store.count("jobs") == 1
 
 
 def damage(database: Path) -> None:

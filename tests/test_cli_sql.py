@@ -87,7 +87,7 @@ def test_sql_notes_that_rows_are_left_out(warehouse: str) -> None:
     ("question", "expected"),
     [
         ("selec 1", "selec"),
-        ("drop table jobs", "Only questions"),
+        ("drop table jobs", "Only queries"),
         ("select * from read_text('/etc/hostname')", "warehouse"),
         ("no_such_question", "There are: "),
     ],

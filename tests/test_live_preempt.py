@@ -76,7 +76,7 @@ def test_an_urgent_job_preempts_two_and_all_complete(new_stack: Callable[..., St
     )
     assert pool.sql(DOUBLE_ALLOCATIONS) == [(0,)]
     assert pool.sql("select job_id, lost_s from saved_work where lost_s > 0") == []
-    assert pool.sql("select distinct kind, room_for from departures") == [("preempted", f'["{urgent}"]')]
+    assert pool.sql("select distinct kind, freed_for from interruptions") == [("preempted", f'["{urgent}"]')]
 
 
 def test_cancelled_while_preempted_and_a_worker_killed_during_a_preemption(

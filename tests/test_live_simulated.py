@@ -10,7 +10,7 @@ import pytest
 from conftest import eventually
 from live import Pool
 
-from gpu_flows.analytics.recorded import load
+from gpu_flows.analytics.recorded_trace import load
 from gpu_flows.bootstrap.local_stack import Stack
 from gpu_flows.schedulers.cluster.spec import declare
 from gpu_flows.schedulers.policy import make_policy

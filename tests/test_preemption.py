@@ -31,10 +31,10 @@ async def test_two_jobs_are_preempted_for_one_and_continue_later(tmp_path: Path)
     await pool.wait_for(lambda: len(pool.job_ends()) == 3, "all jobs have ended")
     assert set(pool.job_ends().values()) == {"completed"}
     assert pool.outcomes("a") == pool.outcomes("b") == ["preempted", "completed"]
-    departures = [fact for fact in pool.facts if fact.table == "departures"]
-    assert {(fact.job_id, fact.kind, fact.room_for, fact.asked, fact.gone) for fact in departures} == {
-        (job_id, "preempted", '["urgent"]', 1010.0, 1015.0) for job_id in ("a", "b")
-    }
+    interruptions = [fact for fact in pool.facts if fact.table == "interruptions"]
+    assert {
+        (fact.job_id, fact.kind, fact.freed_for, fact.requested, fact.released) for fact in interruptions
+    } == {(job_id, "preempted", '["urgent"]', 1010.0, 1015.0) for job_id in ("a", "b")}
 
 
 @in_event_loop

@@ -1,56 +1,50 @@
-"""Facts of simulations: SQL gives the figures of the summary, and a warehouse can be simulated again."""
+"""Simulations as facts: SQL gives the figures of the summary, and a warehouse is a workload again."""
 
 from __future__ import annotations
 
 import math
 import random
-import shutil
 from pathlib import Path
 from typing import Any
 
 import duckdb
 import pytest
-from analytics_history import History, T, make_empty_warehouse
+from analytics_history import History, T, copy_empty_warehouse
 
-from gpu_flows.analytics import recorded, simulated
-from gpu_flows.analytics.answers import named_queries
+from gpu_flows.analytics import recorded_trace, simulated_facts
+from gpu_flows.analytics.sql_files import named_queries
 from gpu_flows.schedulers.cluster.spec import declare
 from gpu_flows.schedulers.model import Job
 from gpu_flows.schedulers.policy import make_policy
-from gpu_flows.schedulers.simulation.conditions import Conditions
 from gpu_flows.schedulers.simulation.simulator import Simulation, simulate
 from gpu_flows.schedulers.simulation.summary import (
-    JOB_COLUMNS,
+    ROW,
     JobsLost,
     device_use,
-    job_rows,
+    rows,
     summarize,
 )
+from gpu_flows.schedulers.simulation.world import World
 from gpu_flows.schedulers.traces import TraceError
 from gpu_flows.schedulers.workload import Arrival
 
 NODES = declare("2x2:V100:16 + 1x4:A100:80")
 
 
-@pytest.fixture(scope="module")
-def empty_warehouse(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_empty_warehouse(tmp_path_factory.mktemp("empty"))
-
-
 @pytest.fixture
-def database(tmp_path: Path, empty_warehouse: Path) -> Path:
-    return Path(shutil.copy(empty_warehouse, tmp_path))
+def database(tmp_path: Path) -> Path:
+    return copy_empty_warehouse(tmp_path)
 
 
 def workload(jobs: int = 120, seed: int = 7) -> list[Arrival]:
-    """Return jobs with times in quarters of a second, which floats and microseconds represent exactly."""
+    """Times in quarters of a second, which floats and microseconds both hold exactly."""
     draw = random.Random(seed)
     made = []
     for number in range(jobs):
         job = Job(
             f"job-{number:03}",
             draw.randrange(4000) / 4,
-            draw.choice((1, 1, 2, 4, 6)),  # 6 GPUs are impossible
+            draw.choice((1, 1, 2, 4, 6)),  # 6 fit nowhere
             draw.choice((0, 4096, 8192)),
             user=draw.choice(("ann", "bob")),
             kind=draw.choice(("cnn", "lstm")),
@@ -66,22 +60,18 @@ def ask(database: Path, sql: str) -> list[tuple[Any, ...]]:
 
 def write(database: Path, simulations: dict[str, Simulation]) -> None:
     arrivals = [result.arrival for result in next(iter(simulations.values())).jobs]
-    experiment = simulated.Experiment.of("test", {"cluster": "small"}, arrivals)
-    simulated.write(database, experiment, simulations, now=T)
+    experiment = simulated_facts.Experiment.of("test", {"cluster": "small"}, arrivals)
+    simulated_facts.write_simulations(database, experiment, simulations, now=T)
 
 
 # SQL and the summary agree
 
 
 @pytest.mark.parametrize("sharing", ["exclusive", "shared"])
-@pytest.mark.parametrize(
-    "conditions", [Conditions(), Conditions(restart_s=2.5, node_mtbf_s=900, repair_s=60, seed=3)]
-)
-def test_sql_gives_the_figures_of_the_summary_exactly(
-    database: Path, sharing: str, conditions: Conditions
-) -> None:
+@pytest.mark.parametrize("world", [World(), World(restart_s=2.5, node_mtbf_s=900, repair_s=60, seed=3)])
+def test_sql_gives_the_figures_of_the_summary_exactly(database: Path, sharing: str, world: World) -> None:
     found = {
-        name: simulate(workload(), NODES, make_policy(name, {"sharing": sharing}), conditions)
+        name: simulate(workload(), NODES, make_policy(name, {"sharing": sharing}), world)
         for name in ("fifo", "srtf")
     }
     write(database, found)
@@ -91,7 +81,7 @@ def test_sql_gives_the_figures_of_the_summary_exactly(
         columns = "pool, jobs, finished, makespan_s, avg_turnaround_s, avg_queueing_s, restarts, allocation"
         [(pool, *figures)] = ask(database, f"select {columns} from policy_summary where policy = '{name}'")
         restarts = summary.preemptions + summary.moves + summary.losses
-        exact = conditions == Conditions()  # otherwise times are random, and rounded to microseconds
+        exact = world == World()  # else moments are random, and microseconds round them
         assert figures == pytest.approx(
             [
                 summary.finished,
@@ -109,7 +99,7 @@ def test_sql_gives_the_figures_of_the_summary_exactly(
     assert ask(database, "select count(*), count(distinct experiment) from experiment_summary") == [(2, 1)]
 
 
-def test_jobs_attempts_and_devices_are_recorded(database: Path) -> None:
+def test_every_job_attempt_and_device_is_there(database: Path) -> None:
     simulation = simulate(workload(), NODES, make_policy("srtf"))
     write(database, {"srtf": simulation})
     tables = "jobs", "attempts", "attempt_ends", "allocations", "devices", "job_ends"
@@ -125,7 +115,7 @@ def test_jobs_attempts_and_devices_are_recorded(database: Path) -> None:
     ]
 
 
-def test_every_named_query_works(database: Path) -> None:
+def test_every_named_query_has_a_result(database: Path) -> None:
     write(database, {"fifo": simulate(workload(), NODES, make_policy("fifo"))})
     with duckdb.connect(str(database), read_only=True) as connection:
         for query in named_queries():
@@ -133,12 +123,12 @@ def test_every_named_query_works(database: Path) -> None:
             assert connection.execute(query.sql, given).description
 
 
-def test_repeated_simulation_adds_nothing_and_another_is_added(database: Path) -> None:
+def test_recording_a_run_again_changes_nothing_and_another_run_is_added(database: Path) -> None:
     fifo = simulate(workload(), NODES, make_policy("fifo"))
     write(database, {"fifo": fifo})
     write(database, {"fifo": fifo})
     assert ask(database, "select count(*) from jobs") == [(120,)]
-    # the same name, but another policy
+    # the policy was changed meanwhile, but not its name
     write(database, {"fifo": simulate(workload(), NODES, make_policy("fifo", {"skip": True}))})
     assert ask(database, "select count(*), count(distinct pool), count(distinct experiment) from jobs") == [
         (240, 2, 1)
@@ -154,8 +144,7 @@ def test_thousands_of_jobs_are_recorded(database: Path) -> None:
 # A warehouse is a trace
 
 
-def test_a_recorded_pool_is_a_workload(tmp_path: Path, empty_warehouse: Path) -> None:
-    shutil.copy(empty_warehouse, tmp_path)
+def test_a_recorded_pool_is_a_workload(tmp_path: Path) -> None:
     history = History(tmp_path)
     history.run("a", 100, 110, 150, "g0")
     history.job("b", 105)  # preempted once
@@ -169,46 +158,48 @@ def test_a_recorded_pool_is_a_workload(tmp_path: Path, empty_warehouse: Path) ->
     history.end("refused", 301, "refused")
     history.job("runs", 302)
     history.start("runs", 303, "g0")
-    history.ask("select 1")  # drained
+    history.query("select 1")  # drained
 
-    trace = recorded.load(tmp_path / "warehouse.duckdb")
-    assert [(each.job.id, each.job.submitted, each.duration_s) for each in trace.arrivals] == [
+    trace = recorded_trace.load(tmp_path / "warehouse.duckdb")
+    assert [(arrival.job.id, arrival.job.submitted, arrival.duration_s) for arrival in trace.arrivals] == [
         ("a", 0, 40),
         ("b", 5, 40.5),
     ]
     assert (trace.arrivals[0].job.user, trace.arrivals[0].job.kind) == ("ann", "d")
     assert trace.skipped == {"never ran": 2, "has not ended": 1}
-    assert len(recorded.load(tmp_path / "warehouse.duckdb", limit=1).arrivals) == 1
+    assert len(recorded_trace.load(tmp_path / "warehouse.duckdb", limit=1).arrivals) == 1
 
 
 def test_a_simulation_is_a_workload_with_the_same_durations(database: Path) -> None:
-    arrivals = [each for each in workload() if each.job.gpus <= 4]
+    arrivals = [arrival for arrival in workload() if arrival.job.gpus <= 4]
     write(database, {"srtf": simulate(arrivals, NODES, make_policy("srtf"))})
-    again = recorded.load(database).arrivals
-    first = min(each.job.submitted for each in arrivals)
+    again = recorded_trace.load(database).arrivals
+    first = min(arrival.job.submitted for arrival in arrivals)
 
     def describe(arrival: Arrival, offset: float) -> tuple[object, ...]:
         job = arrival.job
         return job.submitted - offset, job.gpus, job.memory_mb, job.user, job.kind, arrival.duration_s
 
-    assert sorted(describe(each, 0) for each in again) == sorted(describe(each, first) for each in arrivals)
+    assert sorted(describe(arrival, 0) for arrival in again) == sorted(
+        describe(arrival, first) for arrival in arrivals
+    )
 
 
-def test_error_for_a_warehouse_without_jobs_or_with_several_pools(database: Path, tmp_path: Path) -> None:
+def test_a_warehouse_without_jobs_or_with_several_pools_is_refused(database: Path, tmp_path: Path) -> None:
     with pytest.raises(TraceError, match="holds no jobs"):
-        recorded.load(database)
+        recorded_trace.load(database)
     jobs = [Arrival(Job("a"), 1.0)]
     write(database, {name: simulate(jobs, NODES, make_policy(name)) for name in ("fifo", "sjf")})
     with pytest.raises(TraceError, match=r"2 pools; choose one, as in --format warehouse:pool=sim:fifo@"):
-        recorded.load(database)
+        recorded_trace.load(database)
     [(pool,)] = ask(database, "select pool from jobs where pool like 'sim:sjf@%'")
-    assert len(recorded.load(database, pool=pool).arrivals) == 1
+    assert len(recorded_trace.load(database, pool=pool).arrivals) == 1
     with pytest.raises(TraceError, match="no job that ran"):
-        recorded.load(database, pool="nobody's")
+        recorded_trace.load(database, pool="unknown")
     with pytest.raises(TraceError, match="no warehouse at"):
-        recorded.load(tmp_path / "missing.duckdb")
-    assert recorded.is_warehouse(database)
-    assert not recorded.is_warehouse(Path(__file__))
+        recorded_trace.load(tmp_path / "missing.duckdb")
+    assert recorded_trace.is_warehouse(database)
+    assert not recorded_trace.is_warehouse(Path(__file__))
 
 
 # The summary
@@ -225,14 +216,14 @@ def test_percentiles_are_nearest_rank() -> None:
     assert summary.avg_turnaround_s == 100.5
 
 
-def test_shared_device_counts_once_and_at_most_100_percent() -> None:
+def test_a_shared_device_counts_once_and_is_busy_up_to_its_limit() -> None:
     two = [Arrival(Job(name, 0.0, 1, 8192), 100.0, 70.0) for name in "ab"]
     summary = summarize(run(*two, sharing="shared"))
     assert summary.makespan_s == 100
     assert (summary.allocation, summary.utilization) == (0.5, 0.5)  # one of two devices, 140% is 100%
 
 
-def test_utilization_over_time_is_the_mean_of_each_interval() -> None:
+def test_use_over_time_is_the_mean_of_each_interval() -> None:
     import numpy as np
 
     use = device_use(run(Arrival(Job("a", 0.0, 2), 50.0, 50.0), Arrival(Job("b", 100.0), 50.0)))
@@ -240,19 +231,19 @@ def test_utilization_over_time_is_the_mean_of_each_interval() -> None:
     assert use.over_time(np.array([0.0, 50.0, 75.0, 125.0, 150.0])).tolist() == [0.5, 0, 0.25, 0.5]
 
 
-def test_figures_are_missing_if_no_job_finished() -> None:
+def test_figures_are_none_if_no_job_finished() -> None:
     simulation = run(Arrival(Job("wide", 0.0, 9), 5.0))
     summary = summarize(simulation)
     assert (summary.jobs, summary.finished, summary.impossible) == (1, 0, 1)
     assert math.isnan(summary.makespan_s)
     assert math.isnan(summary.p99_turnaround_s)
-    [row] = (dict(zip(JOB_COLUMNS, values, strict=True)) for values in job_rows(simulation))
+    [row] = (dict(zip(ROW, values, strict=True)) for values in rows(simulation))
     assert [row[name] for name in ("start", "end", "turnaround", "queueing")] == [None] * 4
     assert row["outcome"] == "impossible"
     assert "9 GPUs" in str(row["reason"])
 
 
-def test_deadline_is_missed_by_jobs_that_end_later_or_never() -> None:
+def test_jobs_that_end_later_or_never_miss_their_deadline() -> None:
     simulation = run(
         Arrival(Job("in time", 5.0, 2, deadline=15.0), 10.0),
         Arrival(Job("late", 6.0, 2, deadline=20.0, priority=3), 10.0),
@@ -261,13 +252,13 @@ def test_deadline_is_missed_by_jobs_that_end_later_or_never() -> None:
     )
     summary = summarize(simulation)
     assert (summary.deadlines, summary.deadlines_missed) == (3, 2)
-    assert [row[JOB_COLUMNS.index("deadline") :] for row in job_rows(simulation)] == [
+    assert [row[ROW.index("deadline") :] for row in rows(simulation)] == [
         *((15.0, 0, False), (20.0, 3, True), (1000.0, 0, True), (None, 0, None))
     ]
 
 
-def test_job_without_an_outcome_is_an_error() -> None:
+def test_a_job_that_disappears_is_an_error() -> None:
     simulation = run(Arrival(Job("a"), 5.0), Arrival(Job("b"), 5.0))
     simulation.jobs[1].ended = None
-    with pytest.raises(JobsLost, match="1 of 2 jobs have no outcome: b"):
+    with pytest.raises(JobsLost, match="1 of 2 jobs got lost: b"):
         summarize(simulation)

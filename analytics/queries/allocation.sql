@@ -1,4 +1,4 @@
--- Which share of the time are devices held by a job?
+-- For which share of the time are devices held by a job?
 select pool, node, device_id, round(held_s, 1) as held_s, round(available_s, 1) as available_s,
     round(allocation, 4) as allocation
 from allocation

@@ -1,4 +1,4 @@
--- Which devices are sick or gone, and how long was each out?
+-- Which devices are sick or gone, and how long was each unavailable?
 with latest as (
     select device_id, arg_max(kind, time) as kind, max(time) as since, arg_max(detail, time) as detail
     from device_events

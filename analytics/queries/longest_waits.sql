@@ -1,4 +1,4 @@
--- Which jobs waited longest for devices, those that still wait included?
+-- Which jobs waited longest for devices, including those that still wait?
 -- $limit = 20: how many to show.
 select job_id, name, user_name, gpus, state, submitted, round(waited_s, 1) as waited_s
 from (

@@ -1,4 +1,4 @@
--- How busy are the devices while they are looked at?
+-- How busy are the devices?
 select
     coalesce(node, '?') as node,
     index,

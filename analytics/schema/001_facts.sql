@@ -1,5 +1,5 @@
--- The facts, one table per class of facts.py, with its fields as columns in the same order.
--- A table with a primary key takes each fact once; a second copy of it changes nothing.
+-- The facts: one table per class of facts.py, with its fields as columns in the same order.
+-- A table with a primary key stores each fact once; a second copy of it changes nothing.
 
 create table jobs (
     job_id          varchar primary key,

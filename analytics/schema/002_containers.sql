@@ -1,4 +1,4 @@
--- What a container's engine tells of its end.
+-- What a container's engine reports about its end.
 
 alter table attempt_ends add column oom_killed boolean;
 alter table attempt_ends add column peak_memory_mb double;

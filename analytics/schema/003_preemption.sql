@@ -1,4 +1,4 @@
--- Attempts that were asked to leave their devices, and what attempts saved and lost.
+-- Attempts that were requested to stop, and what attempts saved and lost.
 
 create table departures (
     job_id          varchar,
@@ -15,13 +15,13 @@ create table saved_work (
     job_id          varchar,
     attempt         bigint,
     saves           bigint,
-    save_s          double,       -- all of them together
-    saved_bytes     bigint,       -- the last one
+    save_s          double,       -- the sum over all saves
+    saved_bytes     bigint,       -- the size of the last save
     last_saved      timestamptz,
     last_step       bigint,
-    restored        timestamptz,  -- NULL: it began anew
+    restored        timestamptz,  -- NULL if it started from the beginning
     restore_s       double,
     restored_step   bigint,
-    lost_s          double,       -- time on devices that nothing came of
+    lost_s          double,       -- time on devices whose work was not saved
     primary key (job_id, attempt)
 );

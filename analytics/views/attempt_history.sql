@@ -1,4 +1,4 @@
--- One row per launch of a job. `ended` is NULL where nobody noted it, `run_s` then counts so far.
+-- One row per attempt. `ended` is NULL if it was not recorded; `run_s` then counts until `until`.
 create or replace view attempt_history as
 select
     job_id,

@@ -1,5 +1,5 @@
--- From when until when each attempt held its devices. Where nobody noted the end (a worker died), the
--- job's next attempt, then the job's own end, then the pool's last fact stand in for it.
+-- From when until when each attempt held its devices. If its end was not recorded (a worker died), the start of
+-- the job's next attempt is used, else the job's own end, else the pool's last fact.
 create or replace view attempt_spans as
 with begun as (
     select job_id, attempt, min(since) as since
@@ -19,7 +19,7 @@ ended as (
         attempt,
         pool,
         since,
-        -- a run that was retried by hand goes on after its job's first end
+        -- a run that was retried by hand continues after its job's first end
         coalesce(attempt_ends.ended, next_since, if(last_ends.ended >= since, last_ends.ended, null)) as until
     from followed
     left join jobs using (job_id)

@@ -1,5 +1,5 @@
--- When a device could have been used: from the moment it joined its pool until the pool's last fact,
--- without the times it was sick or gone.
+-- When a device could be used: from the moment it joined its pool until the pool's last fact, without the
+-- times it was sick or gone.
 create or replace view device_available as
 with changes as (
     select pool, device_id, node, time, 'healthy' as kind, -1 as position from devices

@@ -1,4 +1,4 @@
--- Each device once, where it was last seen to join.
+-- Each device once, in the pool that it joined last.
 create or replace view device_home as
 select * from devices
 qualify row_number() over (partition by device_id order by time desc, pool) = 1;

@@ -1,5 +1,5 @@
--- Samples as stretches of time: a reading holds until the device's next one, at most ten seconds (a longer
--- gap means that nobody looked), and the last one for no time.
+-- Samples as periods: a reading is valid until the device's next one, for at most ten seconds (a longer gap
+-- means that sampling was interrupted); the last one has no duration.
 create or replace view device_readings as
 select
     device_id,

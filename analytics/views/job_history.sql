@@ -1,7 +1,7 @@
 -- One row per job.
 --   state         waiting, running or ended
---   policy        the one that started its last attempt
---   run_s         its time on devices over all attempts (so far, while it runs)
+--   policy        the policy that started its last attempt
+--   run_s         time on devices over all attempts (until now, while it runs)
 --   turnaround_s  ended - submitted, for jobs that ended
 --   queueing_s    turnaround - time on devices
 create or replace view job_history as
@@ -12,7 +12,7 @@ with ran as (
         min(started) as first_started,
         arg_max(policy, attempt) as policy,
         bool_or(is_open) as is_open,
-        -- a process may outlive its job's last state by a moment, which is nobody's waiting time
+        -- a process may end shortly after its job's last state; that time is not part of the job's
         sum(seconds(started, greatest(started, least(until, coalesce(last_ends.ended, until))))) as run_s
     from attempt_history left join last_ends using (job_id)
     group by job_id

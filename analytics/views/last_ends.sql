@@ -1,4 +1,4 @@
--- How each job ended: its last end, unless it was launched again after it (somebody pressed Retry).
+-- How each job ended: its last end, unless it was launched again later (by Retry in the Prefect UI).
 create or replace view last_ends as
 with ends as (
     select job_id, max(ended) as ended, arg_max(outcome, ended) as outcome, arg_max(detail, ended) as detail

@@ -1,5 +1,5 @@
--- Which policy was in force in a pool, from when until when. Refused swaps changed nothing. Before the first
--- swap it was the policy that swap names, or without any swap the one that started the first attempt.
+-- Which policy was in force in a pool, from when until when. Refused swaps do not count. Before the first swap
+-- it is the policy that the swap replaced; without any swap, the one that started the first attempt.
 create or replace view policy_periods as
 with accepted as (
     select *, row_number() over (partition by pool order by time, rowid) as position

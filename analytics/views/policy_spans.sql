@@ -1,6 +1,6 @@
--- The times over which a policy is judged: when it was in force, from the first submission to the last end
--- of a set of jobs, so that idle nights around them do not count. The sets are all jobs of a pool
--- (experiment is NULL) and the jobs of each experiment.
+-- The periods over which a policy's allocation and utilization are computed: when it was in force, between the
+-- first submission and the last end of a set of jobs, so that idle time around them does not count. The sets
+-- are all jobs of a pool (experiment is NULL) and the jobs of each experiment.
 create or replace view policy_spans as
 with work as (
     select

@@ -1,22 +1,3 @@
--- The policies side by side, per pool. A job belongs to the policy that started its last attempt; times are
--- those of its finished jobs, allocation and utilization those of the time it was in force (policy_use).
+-- The policies of each pool side by side (see policy_metrics).
 create or replace view policy_summary as
-select
-    job.pool, job.policy,
-    count(*) as jobs,
-    count(ended) as finished,
-    count(*) filter (where outcome = 'completed') as completed,
-    sum(attempts) - count(*) as restarts,
-    seconds(min(submitted), max(ended)) as makespan_s,
-    avg(turnaround_s) as avg_turnaround_s,
-    quantile_cont(turnaround_s, 0.5) as p50_turnaround_s,
-    quantile_cont(turnaround_s, 0.9) as p90_turnaround_s,
-    quantile_cont(turnaround_s, 0.99) as p99_turnaround_s,
-    avg(queueing_s) as avg_queueing_s,
-    any_value(allocation) as allocation,
-    any_value(utilization) as utilization
-from job_history as job
-left join policy_use as use
-    on use.pool = job.pool and use.policy = job.policy and use.experiment is null
-where attempts > 0
-group by job.pool, job.policy;
+select * exclude (scope, experiment) from policy_metrics where scope = 'pool';

@@ -1,5 +1,5 @@
--- How much of the devices each policy used over its spans (see policy_spans): allocation is device-seconds
--- held / available, utilization the time-weighted mean of samples (0 to 100).
+-- How much of the devices each policy used over its periods (see policy_spans): allocation is device-seconds
+-- held / available, utilization is the time-weighted mean of samples (0 to 100).
 create or replace view policy_use as
 with shares as (
     select spans.*, shared_seconds(spans.since, spans.until, available.since, available.until) as available_s,

@@ -1,5 +1,5 @@
--- The first and the last moment that any fact of a pool tells of. Nothing here looks at the wall
--- clock: what has not ended yet is counted until the pool's last fact.
+-- The times of the first and the last fact of each pool. No view reads the wall clock: what has not ended yet
+-- is counted until the pool's last fact.
 create or replace view pool_clock as
 select pool, min(time) as first_fact, max(time) as last_fact
 from (

@@ -1,4 +1,4 @@
--- The time-weighted mean of each device's sampled utilization (0 to 100), and what else was sampled.
+-- The time-weighted mean of each device's sampled utilization (0 to 100), and the other sampled values.
 create or replace view utilization_by_device as
 select
     device_id,

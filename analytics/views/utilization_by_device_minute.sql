@@ -1,4 +1,4 @@
--- Each device's utilization minute by minute. A reading that crosses into the next minute is cut in two.
+-- Each device's utilization minute by minute. A reading that extends into the next minute is split.
 create or replace view utilization_by_device_minute as
 with readings as (
     select device_id, utilization, epoch_us(since) as since, epoch_us(until) as until,

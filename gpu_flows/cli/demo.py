@@ -159,13 +159,13 @@ def _update_bar(client: PrefectClient, bars: Progress, batch: Batch) -> int:
 
 def _draw_comparison(database: Path) -> Any:
     """A row for each policy, queried once the last fact has been recorded."""
-    from gpu_flows.analytics.answers import answer
+    from gpu_flows.analytics.query_runner import run_query
 
     def all_recorded() -> bool:
-        return bool(answer(database, "select count(*) from job_ends").rows[0][0] >= 2 * len(SIZES))
+        return bool(run_query(database, "select count(*) from job_ends").rows[0][0] >= 2 * len(SIZES))
 
     wait_until(all_recorded, FACTS_TIMEOUT_S, every_s=0.5)
-    found = answer(database, "policies", {"pool": POOL})
+    found = run_query(database, "policies", {"pool": POOL})
     rows = [[_format(column, row[found.columns.index(column)]) for column in COLUMNS] for row in found.rows]
     return make_table(COLUMNS, rows, right=COLUMNS[1:])
 

@@ -12,7 +12,8 @@ from typing import Annotated, Any
 
 import typer
 
-from gpu_flows.analytics.answers import Answer, QueryError, answer, named_queries
+from gpu_flows.analytics.query_runner import QueryError, QueryResult, run_query
+from gpu_flows.analytics.sql_files import named_queries
 from gpu_flows.cli import output
 from gpu_flows.cli.errors import BadInput, CommandError
 from gpu_flows.cli.escaping import escape
@@ -76,7 +77,7 @@ def sql(
     values = parse_assignments(param or [], "--param", parse_json_or_text)
     file_name = database or find_warehouse(pool)
     try:
-        found = answer(file_name, query, values, timeout_s=timeout, memory_mb=memory, max_rows=rows)
+        found = run_query(file_name, query, values, timeout_s=timeout, memory_mb=memory, max_rows=rows)
     except QueryError as error:
         raise CommandError(str(error)) from None
     if as_json:
@@ -140,7 +141,7 @@ def _list_queries(as_json: bool) -> None:
 # -- results ----------------------------------------------------------------------------------
 
 
-def _show_table(found: Answer) -> None:
+def _show_table(found: QueryResult) -> None:
     """Print a table, or a list for each row where the terminal is too narrow."""
     rows = [[f"{value:.6g}" if isinstance(value, float) else value for value in row] for row in found.rows]
     table = output.make_table(found.columns, rows, right=_find_number_columns(found))
@@ -153,7 +154,7 @@ def _show_table(found: Answer) -> None:
     output.print_remark(f"({len(rows):,} row{'s' if len(rows) != 1 else ''})")
 
 
-def _find_number_columns(found: Answer) -> set[str]:
+def _find_number_columns(found: QueryResult) -> set[str]:
     """The columns that hold only numbers."""
     columns = zip(found.columns, zip(*found.rows, strict=True), strict=False)
     return {name for name, values in columns if all(_is_number(value) or value is None for value in values)}
@@ -163,7 +164,7 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float | Decimal) and not isinstance(value, bool)
 
 
-def _to_objects(found: Answer) -> list[dict[str, Any]]:
+def _to_objects(found: QueryResult) -> list[dict[str, Any]]:
     names = _make_distinct(found.columns)
     return [dict(zip(names, map(_to_plain_value, row), strict=True)) for row in found.rows]
 
@@ -190,7 +191,7 @@ def _to_plain_value(value: object) -> object:
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
-def _write_csv(found: Answer) -> None:
+def _write_csv(found: QueryResult) -> None:
     writer = csv.writer(sys.stdout, lineterminator="\n")
     writer.writerow([_to_csv_cell(name) for name in found.columns])
     writer.writerows([_to_csv_cell(_to_plain_value(value)) for value in row] for row in found.rows)

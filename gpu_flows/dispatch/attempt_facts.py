@@ -10,7 +10,14 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-from gpu_flows.analytics.facts import Allocated, AttemptEnded, AttemptStarted, Departed, Fact, SavedWork
+from gpu_flows.analytics.facts import (
+    Allocated,
+    AttemptEnded,
+    AttemptInterrupted,
+    AttemptStarted,
+    Fact,
+    SavedWork,
+)
 from gpu_flows.checkpoints import contract
 from gpu_flows.dispatch.preemption import Kind, Preemption
 from gpu_flows.runtimes.base import Attempt, End, Launch
@@ -49,7 +56,7 @@ def describe_end(
     if preemption:
         room_for = json.dumps(preemption.room_for)
         requested, kind, policy = preemption.requested, preemption.kind, preemption.policy
-        facts.append(Departed(job_id, number, requested, ended, kind, policy, room_for))
+        facts.append(AttemptInterrupted(job_id, number, requested, ended, kind, policy, room_for))
     return facts
 
 

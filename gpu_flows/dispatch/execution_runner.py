@@ -246,7 +246,7 @@ class ExecutionRunner:
             )
             shown = preemption.kind if preemption and requeued else outcome
             self.record(*describe_end(execution.attempt, end, ended, shown, detail, preemption))
-            if preemption or saved.tells:
+            if preemption or saved.has_reports:
                 self.record(saved)
             if preemption and requeued:
                 progress = compute_progress(execution.attempt, progress, saved, ended, preemption.kind)

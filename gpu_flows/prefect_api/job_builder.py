@@ -92,20 +92,13 @@ def job_from_variables(
 
 def describe_submission(job: Job, run: FlowRun, pool: str, flow: str, deployment: str) -> JobSubmitted:
     """Return the fact that the job was submitted."""
-    return JobSubmitted(
+    return JobSubmitted.of(
+        job,
         job_id=job.id,
         pool=pool,
-        name=job.name,
         flow=flow,
         deployment=deployment,
-        user_name=job.user,
         tags=json.dumps(sorted(run.tags)),
-        gpus=job.gpus,
-        gpu_memory_mb=job.memory_mb,
-        priority=job.priority,
-        deadline=job.deadline,
-        expected_s=job.expected_s,
-        submitted=job.submitted,
         experiment=_tag_value(run, "experiment:"),
     )
 

@@ -18,6 +18,7 @@ from prefect.exceptions import InfrastructureNotFound
 from prefect.workers.base import BaseWorker, BaseWorkerResult
 
 from gpu_flows import prefect_private as private
+from gpu_flows.common.links import LOGO, documentation_url
 from gpu_flows.prefect_api.job_variables import GpuJobConfiguration, GpuJobVariables
 from gpu_flows.worker.pool_service import PoolService
 
@@ -37,6 +38,8 @@ class GpuWorker(BaseWorker[GpuJobConfiguration, GpuJobVariables, GpuWorkerResult
         "Run training jobs on shared GPUs. A policy, which can be swapped while jobs run, decides which "
         "waiting run starts next and on which devices."
     )
+    _documentation_url = documentation_url("jobs")
+    _logo_url = LOGO
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

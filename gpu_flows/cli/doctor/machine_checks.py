@@ -12,8 +12,8 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 
-from gpu_flows.analytics.answers import QueryError, answer
-from gpu_flows.analytics.catalog import migrations
+from gpu_flows.analytics.query_runner import QueryError, run_query
+from gpu_flows.analytics.sql_files import migrations
 from gpu_flows.cli.doctor.checks import ERROR, INFO, OK, WARN, CheckContext, Finding
 from gpu_flows.cli.errors import CommandError
 from gpu_flows.cli.sql import find_warehouse
@@ -101,7 +101,7 @@ def check_warehouse(context: CheckContext) -> Iterator[Finding]:
 
 def _check_schema(database: Path) -> Finding:
     try:
-        found = answer(database, "select max(version) from migrations", timeout_s=10).rows
+        found = run_query(database, "select max(version) from migrations", timeout_s=10).rows
     except QueryError as error:
         fix = "If it is damaged, move it aside: the worker creates a new one."
         return Finding(ERROR, f"The warehouse {database} does not open: {error}", fix)

@@ -66,11 +66,11 @@ def _show(found: dict[str, Any]) -> None:
 
 def _read_attempts(pool: str, job_id: str) -> list[dict[str, Any]]:
     """The job's attempts in the warehouse; none if it cannot be queried now."""
-    from gpu_flows.analytics.answers import QueryError, answer
+    from gpu_flows.analytics.query_runner import QueryError, run_query
     from gpu_flows.cli.sql import find_warehouse
 
     try:
-        found = answer(find_warehouse(pool), _ATTEMPTS, {"job": job_id}, timeout_s=5)
+        found = run_query(find_warehouse(pool), _ATTEMPTS, {"job": job_id}, timeout_s=5)
     except QueryError:
         return []
     return [dict(zip(found.columns, row, strict=True)) for row in found.rows]

@@ -45,9 +45,9 @@ def _read_costs(options: SimulationOptions) -> tuple[float, float, float]:
     given = options.checkpoint_seconds, options.restart_seconds, options.migration_seconds
     if options.costs is None:
         return given
-    from gpu_flows.analytics.recorded import costs
+    from gpu_flows.analytics.recorded_trace import load_costs
 
-    recorded = costs(options.costs)
+    recorded = load_costs(options.costs)
     checkpoint_s, restart_s, migration_s = given
     return (
         checkpoint_s or recorded.checkpoint_s,

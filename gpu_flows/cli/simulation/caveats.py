@@ -49,7 +49,8 @@ def _about_costs(inputs: Inputs, summary: Summary) -> Iterator[str]:
     if inputs.options.costs:
         yield (
             f"Stopping a job costs {conditions.checkpoint_s:.3g} s, "
-            f"restarting it {conditions.restart_s:.3g} s, on other nodes {conditions.migration_s:.3g} s more: as recorded in {inputs.options.costs}."
+            f"restarting it {conditions.restart_s:.3g} s, "
+            f"on other nodes {conditions.migration_s:.3g} s more: as recorded in {inputs.options.costs}."
         )
 
 

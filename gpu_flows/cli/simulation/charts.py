@@ -19,18 +19,18 @@ class ChartData:
 
 
 def collect_chart_data(label: str, simulation: Simulation, use: DeviceUse) -> ChartData:
-    from gpu_flows.analytics import charts
+    from gpu_flows.analytics.charts.gantt_chart import draw_gantt_chart
 
-    return ChartData(turnarounds_s(simulation), use, charts.gantt(label, simulation, use))
+    return ChartData(turnarounds_s(simulation), use, draw_gantt_chart(label, simulation, use))
 
 
 def write_charts(folder: Path, data: Mapping[str, ChartData]) -> None:
     """Write a chart of turnarounds and one of utilization, and a Gantt chart for each policy."""
-    from gpu_flows.analytics import charts
+    from gpu_flows.analytics.charts.line_charts import draw_turnaround_chart, draw_utilization_chart
 
     drawn = {
-        "turnaround": charts.turnaround_cdf({label: policy.turnarounds for label, policy in data.items()}),
-        "utilization": charts.utilization({label: policy.use for label, policy in data.items()}),
+        "turnaround": draw_turnaround_chart({label: policy.turnarounds for label, policy in data.items()}),
+        "utilization": draw_utilization_chart({label: policy.use for label, policy in data.items()}),
     }
     for number, (label, policy) in enumerate(data.items(), start=1):
         drawn[f"gantt-{number}-{re.sub(r'[^A-Za-z0-9.]+', '-', label)}"] = policy.gantt

@@ -98,18 +98,18 @@ def _read_trace(options: SimulationOptions) -> Trace:
         if cuts:
             raise BadInput(f"--{next(iter(cuts)).replace('_', '-')} is for traces; a workload has options.")
         return Trace(options.workload, "made up", generate(options.workload, options.seed))
-    from gpu_flows.analytics import recorded
+    from gpu_flows.analytics import recorded_trace
 
     name, _, written = options.format.partition(":")
     settings: dict[str, Any] = parse_assignments(split_at_commas(written), f"Format {name!r}: option", str)
     selection = {**cuts, "seed": options.seed}
-    if name == recorded.FORMAT or (not name and recorded.is_warehouse(options.trace)):
+    if name == recorded_trace.FORMAT or (not name and recorded_trace.is_warehouse(options.trace)):
         unknown = settings.keys() - {"pool", "experiment"}
         if unknown:
             raise BadInput(
-                f"Format {recorded.FORMAT} has no option {min(unknown)!r}, but pool and experiment."
+                f"Format {recorded_trace.FORMAT} has no option {min(unknown)!r}, but pool and experiment."
             )
-        return recorded.load(options.trace, **settings, **selection)
+        return recorded_trace.load(options.trace, **settings, **selection)
     if is_profile_file(options.profile) and _counts_steps(options.trace, name):
         settings.setdefault("throughputs", options.profile)
     return load_trace(options.trace, name or None, **settings, **selection)

@@ -19,7 +19,7 @@ from gpu_flows.schedulers.simulation.summary import JOB_COLUMNS
 
 def check_outputs(options: SimulationOptions) -> None:
     """Check that every output can be written, before a simulation that may take hours. Raises BadInput."""
-    from gpu_flows.analytics.recorded import is_warehouse
+    from gpu_flows.analytics.recorded_trace import is_warehouse
 
     if options.jobs_out and options.jobs_out.suffix not in (".csv", ".json"):
         raise BadInput(f"--jobs-out {options.jobs_out} must end in .csv or .json.")

@@ -16,12 +16,14 @@ from gpu_flows.schedulers.simulation.simulator import Simulation
 
 def spool_facts(inputs: Inputs, choice: PolicyChoice, simulation: Simulation, folder: str) -> None:
     """Write the facts of a simulation into the folder that `load_facts` reads."""
-    from gpu_flows.analytics import simulated
+    from gpu_flows.analytics import simulated_facts
 
     options = inputs.options
     title = options.trace.name.partition(".")[0] if options.trace else options.workload.partition(":")[0]
-    experiment = simulated.Experiment.of(title, _describe(options), inputs.trace.arrivals)
-    simulated.spool(Path(folder), simulated.facts(simulation, choice.label, experiment, time.time()))
+    experiment = simulated_facts.Experiment.of(title, _describe(options), inputs.trace.arrivals)
+    simulated_facts.spool_facts(
+        Path(folder), simulated_facts.list_facts(simulation, choice.label, experiment, time.time())
+    )
 
 
 def _describe(options: SimulationOptions) -> dict[str, object]:
@@ -34,11 +36,11 @@ def _describe(options: SimulationOptions) -> dict[str, object]:
 
 def load_facts(warehouse: Path, spool: str) -> None:
     """Load the spooled facts into the warehouse."""
-    from gpu_flows.analytics import simulated
+    from gpu_flows.analytics import simulated_facts
     from gpu_flows.analytics.warehouse import WarehouseError
 
     try:
-        simulated.load(warehouse, Path(spool))
+        simulated_facts.load_spool(warehouse, Path(spool))
     except WarehouseError as error:
         # The spool here is a temporary folder, so the note that facts wait in it would be wrong.
         what = re.split("[;.] facts wait", str(error), flags=re.IGNORECASE)[0]

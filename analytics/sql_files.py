@@ -1,37 +1,31 @@
-"""The SQL files of this room: migrations, views and named queries.
-
-Adding a view or a named query is one new file; nothing else has to know.
-"""
+"""Reads the SQL files of this package: migrations, views and named queries."""
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
+from typing import NamedTuple
 
 
-@dataclass(frozen=True, slots=True)
-class Migration:
-    """schema/NNN_name.sql: one step from the schema before it."""
+class Migration(NamedTuple):
+    """A file schema/NNN_name.sql: one step from the previous version of the schema."""
 
     version: int
     name: str
     sql: str
 
 
-@dataclass(frozen=True, slots=True)
-class Parameter:
-    """A `$name` of a named query. Without a default it has to be given."""
+class Parameter(NamedTuple):
+    """A `$name` of a named query. One without a default is required."""
 
     name: str
     description: str
     default: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class NamedQuery:
-    """queries/name.sql: its first comment line is the question it answers."""
+class NamedQuery(NamedTuple):
+    """A file queries/name.sql. Its first comment line is the question that it answers."""
 
     name: str
     question: str
@@ -41,27 +35,25 @@ class NamedQuery:
 
 @cache
 def migrations() -> tuple[Migration, ...]:
-    """In the order to apply them."""
-    steps = []
-    for stem, sql in _sql_files("schema").items():
-        number, name = stem.split("_", 1)
-        steps.append(Migration(int(number), name, sql))
-    return tuple(sorted(steps, key=lambda step: step.version))
+    """Return the migrations in the order in which they are applied."""
+    split = ((*stem.split("_", 1), sql) for stem, sql in _sql_files("schema").items())
+    return tuple(Migration(int(number), name, sql) for number, name, sql in split)
 
 
 @cache
 def views() -> dict[str, str]:
-    """The text of every view (or macro) by its name."""
+    """Return the text of every view and macro by its name."""
     return _sql_files("views")
 
 
 @cache
 def named_queries() -> list[NamedQuery]:
+    """Return the named queries in the order of their names."""
     return [_named_query(name, sql) for name, sql in _sql_files("queries").items()]
 
 
 def _sql_files(folder: str) -> dict[str, str]:
-    """Stem to text, in the order of names. Works from a checkout and from an installed wheel."""
+    """Map stems to texts, in the order of names. Works in a checkout and in an installed wheel."""
     found = (files("gpu_flows.analytics") / folder).iterdir()
     return {
         path.name.removesuffix(".sql"): path.read_text(encoding="utf-8")
@@ -74,7 +66,7 @@ _PARAMETER = re.compile(r"^-- \$(?P<name>\w+)(?: = (?P<default>[^:]*))?: (?P<des
 
 
 def _named_query(name: str, sql: str) -> NamedQuery:
-    """The head of the file reads `-- the question`, then a `-- $name = default: what it is` each."""
+    """Parse the head of the file: `-- the question`, then `-- $name = default: description` lines."""
     parameters = tuple(
         Parameter(match["name"], match["description"], match["default"]) for match in _PARAMETER.finditer(sql)
     )

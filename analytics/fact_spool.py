@@ -1,10 +1,10 @@
-"""The spool: a directory of facts on their way into the warehouse.
+"""The spool: a directory of files in which facts wait to be loaded into the warehouse.
 
-A live recorder appends to one `*.open` file of its own, holding a lock on it. What is complete
-is renamed to `*.ready`, and somebody drains it. When a process dies, the kernel drops its lock:
-whoever comes next makes the orphan ready, without the torn last line a kill may have left.
+A recorder appends to one `*.open` file of its own and holds a lock on it. A complete file is renamed
+to `*.ready`, and any recorder may load it. When a process dies, the kernel releases its lock, and the
+next recorder adopts the file, without the incomplete last line that a kill may have left.
 
-A fact is one line of JSON, keyed by name, so files of an older version stay readable.
+A fact is one line of JSON with field names as keys, so files of an older version stay readable.
 """
 
 from __future__ import annotations
@@ -23,67 +23,52 @@ from uuid import uuid4
 from gpu_flows.analytics.facts import Fact
 
 OPEN, READY, UNREADABLE = ".open", ".ready", ".unreadable"
-FILE_BYTES = 16 * 2**20  # about 100,000 samples: one file is always a short transaction
-
-
-def encode(fact: Fact) -> bytes:
-    """One line of JSON. Cannot fail, whatever odd numbers or strings a fact holds."""
-    line: dict[str, object] = {"table": fact.table}
-    for name in fact.__dataclass_fields__:
-        line[name] = _plain(getattr(fact, name))
-    return json.dumps(line, separators=(",", ":"), ensure_ascii=False).encode("utf-8", "replace") + b"\n"
-
-
-def _plain(value: object) -> object:
-    """JSON knows neither NaN nor infinity: a reading like that tells nothing."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    return value if value is None or isinstance(value, str | int) else str(value)
+FILE_BYTES = 16 * 2**20  # about 100,000 samples, so that loading one file is a short transaction
 
 
 class Spool:
-    """One recorder's view of the directory. Safe to use from several threads."""
+    """One recorder's access to the directory. Safe to use from several threads."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self._lock = Lock()
-        self._path: Path | None = None  # the file being written, None before the first fact
+        self._path: Path | None = None  # the file being written; None before the first fact
         self._file = -1
         self._size = 0
 
     def append(self, facts: Iterable[Fact]) -> None:
-        """Hand all of them, or none, to the operating system. Raises OSError when it refuses."""
+        """Write all facts, or none, to the operating system. Raises OSError if that fails."""
         data = b"".join(map(encode, facts))
         with self._lock:
             self._open_for_writing()
             try:
                 _write_all(self._file, data)
             except OSError:
-                os.ftruncate(self._file, self._size)  # half a batch would be read as a whole one
+                os.ftruncate(self._file, self._size)  # the caller keeps the whole batch and retries it
                 raise
             self._size += len(data)
             if self._size >= FILE_BYTES:
                 self._finish()
 
     def rotate(self) -> None:
-        """What was appended so far becomes ready to drain."""
+        """Make everything that was appended so far ready to be loaded."""
         with self._lock:
             self._finish()
 
     def ready(self) -> list[Path]:
-        """The files to drain, oldest first."""
+        """Return the files to load, oldest first."""
         return self._files(READY)
 
     def holds_facts(self) -> bool:
-        """Whether there is anything to drain, after adopting what dead processes left open."""
+        """Adopt the files of dead processes, and return whether there is anything to load."""
         for path in self._files(OPEN):
             if path != self._path:
-                with suppress(BlockingIOError, FileNotFoundError):  # alive, or gone meanwhile
+                with suppress(BlockingIOError, FileNotFoundError):  # its writer lives, or finished it
                     _adopt(path)
         return self._size > 0 or bool(self.ready())
 
     def close(self) -> None:
-        """What is left is ready for whoever comes next."""
+        """Finish the current file, so that the next recorder can load it."""
         self.rotate()
 
     def _files(self, suffix: str) -> list[Path]:
@@ -97,7 +82,7 @@ class Spool:
         while True:
             path = self.directory / f"{time.time_ns():020d}-{uuid4().hex[:8]}{OPEN}"
             file = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_APPEND, 0o644)
-            # Somebody looking for orphans may have caught the file before we locked it; try another.
+            # Another recorder may have adopted the file before it was locked: then try a new one.
             with suppress(BlockingIOError):
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 if os.fstat(file).st_nlink:
@@ -109,13 +94,27 @@ class Spool:
         """Close the current file, if any, under its final name."""
         if self._path is None:
             return
-        with suppress(FileNotFoundError):  # somebody emptied the directory
+        with suppress(FileNotFoundError):  # the directory was emptied meanwhile
             if self._size:
                 self._path.rename(self._path.with_suffix(READY))
             else:
                 self._path.unlink()
-        os.close(self._file)  # and with it the lock
+        os.close(self._file)  # this also releases the lock
         self._path, self._file, self._size = None, -1, 0
+
+
+def encode(fact: Fact) -> bytes:
+    """Return the fact as one line of JSON. Never fails, whatever numbers or strings the fact holds."""
+    values = {name: _encodable(getattr(fact, name)) for name in fact.__dataclass_fields__}
+    line = json.dumps({"table": fact.table, **values}, separators=(",", ":"), ensure_ascii=False)
+    return line.encode("utf-8", "replace") + b"\n"
+
+
+def _encodable(value: object) -> object:
+    """Return the value, or None for NaN and infinity, which JSON cannot represent."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return value if value is None or isinstance(value, str | int) else str(value)
 
 
 def _write_all(file: int, data: bytes) -> None:
@@ -125,12 +124,12 @@ def _write_all(file: int, data: bytes) -> None:
 
 
 def _adopt(path: Path) -> None:
-    """Take over one file, or raise BlockingIOError when its writer lives."""
+    """Finish the file of a dead process. Raises BlockingIOError if its writer is alive."""
     with path.open("r+b") as file:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        whole = file.read().rfind(b"\n") + 1
-        file.truncate(whole)
-        if whole:
+        complete = file.read().rfind(b"\n") + 1
+        file.truncate(complete)
+        if complete:
             path.rename(path.with_suffix(READY))
         else:
             path.unlink()

@@ -1,9 +1,7 @@
-"""What a pool recorded, as a trace: yesterday's jobs, ready for another policy or another cluster; and
-what it cost there to stop a job.
+"""The recorded jobs of a pool as a trace for the simulator, and what it cost to stop jobs there.
 
-A job's duration is the time it spent on devices, over all its attempts. Left out, and counted, are
-jobs that never ended or never ran. Which nodes and GPU models a job insisted on was not recorded,
-so in a simulation it takes any.
+A job's duration is its time on devices over all attempts. Jobs that never ended or never ran are left out
+and counted. The nodes and GPU models that a job required are not recorded, so in a simulation it runs on any.
 """
 
 from __future__ import annotations
@@ -15,7 +13,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from gpu_flows.analytics.answers import QueryError, answer
+from gpu_flows.analytics.query_runner import QueryError, run_query
 from gpu_flows.schedulers.traces import Trace, TraceError
 from gpu_flows.schedulers.traces import load as load_trace
 
@@ -24,7 +22,7 @@ _MAGIC, _MAGIC_AT = b"DUCK", 8
 
 
 def is_warehouse(path: Path) -> bool:
-    """Whether this is a DuckDB file."""
+    """Return whether this is a DuckDB file."""
     try:
         with path.open("rb") as file:
             return file.read(_MAGIC_AT + len(_MAGIC))[_MAGIC_AT:] == _MAGIC
@@ -33,13 +31,13 @@ def is_warehouse(path: Path) -> bool:
 
 
 def load(database: Path, pool: str = "", experiment: str = "", **choices: Any) -> Trace:
-    """The jobs of a pool, or of one experiment in it, with the choices of `schedulers.traces.load`.
+    """Return the jobs of a pool, or of one experiment in it. `choices` are those of `schedulers.traces.load`.
 
-    They are written down as a native trace and read like any other. Raises TraceError.
+    The jobs are written to a native trace, which is read like any other. Raises TraceError.
     """
     try:
         pool = pool or _only_pool(database, experiment)
-        found = answer(database, _JOBS, {"pool": pool, "experiment": experiment})
+        found = run_query(database, _JOBS, {"pool": pool, "experiment": experiment})
     except QueryError as error:
         raise TraceError(f"Warehouse {database} cannot be read: {error}") from None
     names = [name for name in found.columns if name != "left_out"]
@@ -57,27 +55,29 @@ def load(database: Path, pool: str = "", experiment: str = "", **choices: Any) -
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """What stopping a job cost (medians), in the terms of a simulated world."""
+    """What it cost to stop a job (medians), as the simulator counts it."""
 
     checkpoint_s: float
     restart_s: float
     migration_s: float
-    stopped: int  # how many times a job was stopped to know this
+    stopped: int  # how many stops the medians are taken over
 
 
-def costs(database: Path) -> Costs:
-    """As recorded in all pools. Raises TraceError."""
+def load_costs(database: Path) -> Costs:
+    """Return the costs over all pools. Raises TraceError."""
     try:
-        found = answer(database, _COSTS)
+        found = run_query(database, _COSTS)
     except QueryError as error:
         raise TraceError(f"Warehouse {database} cannot be read: {error}") from None
     if not found.rows:
-        raise TraceError(f"In {database} no job was ever stopped for another one, so costs are not known.")
+        raise TraceError(
+            f"In {database} no job was ever stopped for another one, so the costs are not known."
+        )
     return Costs(*found.rows[0])
 
 
 def _only_pool(database: Path, experiment: str) -> str:
-    pools = [name for (name,) in answer(database, _POOLS, {"experiment": experiment}).rows]
+    pools = [name for (name,) in run_query(database, _POOLS, {"experiment": experiment}).rows]
     if len(pools) == 1:
         return str(pools[0])
     if not pools:

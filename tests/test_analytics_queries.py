@@ -1,4 +1,4 @@
-"""Asking the warehouse: answers for everybody, and no way out of the sandbox."""
+"""Queries on the warehouse: results, error messages, and what a query cannot do."""
 
 from __future__ import annotations
 
@@ -10,27 +10,28 @@ from pathlib import Path
 
 import duckdb
 import pytest
-from analytics_place import Place, T, job
+from analytics_store import Store, T, job
 
-from gpu_flows.analytics import answers
-from gpu_flows.analytics.answers import QueryError, answer, named_queries
+from gpu_flows.analytics import query_runner
+from gpu_flows.analytics.query_runner import QueryError, run_query
+from gpu_flows.analytics.sql_files import named_queries
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
+def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
     """A warehouse with three jobs in it, which no test here can change."""
-    place = Place(tmp_path_factory.mktemp("answers"))
-    recorder = place.recorder()
+    store = Store(tmp_path_factory.mktemp("answers"))
+    recorder = store.recorder()
     recorder.write(*(job(number) for number in range(3)))
     recorder.close()
-    return place
+    return store
 
 
 # --- answers ---
 
 
-def test_sql_gives_columns_and_rows(place: Place) -> None:
-    given = answer(place.database, "select job_id, gpus, submitted from jobs order by job_id limit 1")
+def test_sql_gives_columns_and_rows(store: Store) -> None:
+    given = run_query(store.database, "select job_id, gpus, submitted from jobs order by job_id limit 1")
     assert given.columns == ["job_id", "gpus", "submitted"]
     [(job_id, gpus, submitted)] = given.rows
     assert (job_id, gpus) == ("job-0", 1)
@@ -39,97 +40,97 @@ def test_sql_gives_columns_and_rows(place: Place) -> None:
     assert not given.truncated
 
 
-def test_every_named_query_answers(place: Place) -> None:
+def test_every_named_query_has_a_result(store: Store) -> None:
     for query in named_queries():
-        assert answer(place.database, query.name).columns, query.name
+        assert run_query(store.database, query.name).columns, query.name
 
 
-def test_names_may_be_written_as_people_write_them(place: Place) -> None:
+def test_names_may_have_spaces_dashes_and_capitals(store: Store) -> None:
     for name in ("slowest_jobs", "slowest-jobs", "Slowest jobs"):
-        assert "turnaround_s" in answer(place.database, name).columns
+        assert "turnaround_s" in run_query(store.database, name).columns
 
 
-def test_parameters_are_bound_not_pasted(place: Place) -> None:
-    assert len(answer(place.database, "waiting").rows) == 3
-    assert len(answer(place.database, "longest_waits", {"limit": "2"}).rows) == 2
+def test_parameters_are_bound_and_not_inserted_as_text(store: Store) -> None:
+    assert len(run_query(store.database, "waiting").rows) == 3
+    assert len(run_query(store.database, "longest_waits", {"limit": "2"}).rows) == 2
     sql = "select count(*) from jobs where job_id = $id"
-    assert answer(place.database, sql, {"id": "job-1"}).rows == [(1,)]
-    assert answer(place.database, sql, {"id": "' or true --"}).rows == [(0,)]
+    assert run_query(store.database, sql, {"id": "job-1"}).rows == [(1,)]
+    assert run_query(store.database, sql, {"id": "' or true --"}).rows == [(0,)]
 
 
-def test_rows_can_be_limited(place: Place) -> None:
-    assert answer(place.database, "from jobs", max_rows=2).truncated
-    assert len(answer(place.database, "from jobs", max_rows=2).rows) == 2
-    assert not answer(place.database, "from jobs", max_rows=3).truncated
-    assert len(answer(place.database, "from range(5000)", max_rows=4321).rows) == 4321
+def test_rows_can_be_limited(store: Store) -> None:
+    assert run_query(store.database, "from jobs", max_rows=2).truncated
+    assert len(run_query(store.database, "from jobs", max_rows=2).rows) == 2
+    assert not run_query(store.database, "from jobs", max_rows=3).truncated
+    assert len(run_query(store.database, "from range(5000)", max_rows=4321).rows) == 4321
 
 
-def test_an_answer_too_large_for_the_memory_is_cut(place: Place) -> None:
-    given = answer(place.database, "select repeat('x', 1000) from range(100_000)", memory_mb=16)
+def test_a_result_too_large_for_the_memory_is_truncated(store: Store) -> None:
+    given = run_query(store.database, "select repeat('x', 1000) from range(100_000)", memory_mb=16)
     assert given.truncated
     assert 0 < len(given.rows) < 100_000
 
 
 @pytest.mark.parametrize("question", ["show tables", "describe jobs", "explain from jobs", "summarize jobs"])
-def test_looking_around_is_allowed(place: Place, question: str) -> None:
-    assert answer(place.database, question).rows
+def test_queries_about_the_schema_are_allowed(store: Store, question: str) -> None:
+    assert run_query(store.database, question).rows
 
 
 # --- advice ---
 
 
-def test_an_unknown_name_lists_the_names(place: Place) -> None:
+def test_an_unknown_name_lists_the_names(store: Store) -> None:
     with pytest.raises(QueryError, match=r"slowest_job.*Did you mean slowest_jobs\? There are: .*makespan"):
-        answer(place.database, "slowest_job")
+        run_query(store.database, "slowest_job")
     with pytest.raises(QueryError, match=r"There are: .*utilization"):
-        answer(place.database, "nonsense")
+        run_query(store.database, "nonsense")
 
 
-def test_wrong_parameters_are_named(place: Place) -> None:
+def test_wrong_parameters_are_named(store: Store) -> None:
     with pytest.raises(QueryError, match=r"longest_waits has no parameter limits\. It takes: limit"):
-        answer(place.database, "longest_waits", {"limits": 1})
+        run_query(store.database, "longest_waits", {"limits": 1})
     with pytest.raises(QueryError, match=r"No value was given for \$pool, \$user"):
-        answer(place.database, "select $user, $pool")
+        run_query(store.database, "select $user, $pool")
 
 
-def test_a_mistake_in_sql_is_shown_as_duckdb_explains_it(place: Place) -> None:
+def test_a_mistake_in_sql_is_shown_as_duckdb_explains_it(store: Store) -> None:
     with pytest.raises(QueryError, match="nowhere does not exist"):
-        answer(place.database, "select * from nowhere")
+        run_query(store.database, "select * from nowhere")
     with pytest.raises(QueryError, match="syntax error"):
-        answer(place.database, "selec * from jobs")
+        run_query(store.database, "selec * from jobs")
 
 
 def test_no_warehouse_yet(tmp_path: Path) -> None:
     with pytest.raises(QueryError, match="There is no warehouse at"):
-        answer(tmp_path / "warehouse.duckdb", "from jobs")
+        run_query(tmp_path / "warehouse.duckdb", "from jobs")
     assert not list(tmp_path.iterdir())
 
 
-def test_somebody_who_keeps_the_file_is_named(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(answers, "PATIENCE_S", 0.1)
-    program = f"import duckdb; c = duckdb.connect({str(place.database)!r}); print('in'); input()"
+def test_a_process_that_keeps_the_file_open_is_named(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(query_runner, "PATIENCE_S", 0.1)
+    program = f"import duckdb; c = duckdb.connect({str(store.database)!r}); print('in'); input()"
     with subprocess.Popen(
         [sys.executable, "-uc", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as writer:
         assert writer.stdout is not None
         assert writer.stdout.readline() == "in\n"
         with pytest.raises(QueryError, match=f"Process {writer.pid} has .* open for writing"):
-            answer(place.database, "from jobs")
-        writer.communicate("leave\n")
-    assert len(answer(place.database, "from jobs").rows) == 3
+            run_query(store.database, "from jobs")
+        writer.communicate("close\n")
+    assert len(run_query(store.database, "from jobs").rows) == 3
 
 
 def test_a_query_process_that_dies_is_reported(
-    place: Place, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    store: Store, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     (tmp_path / "python").write_text("#!/bin/sh\necho it was not meant to be >&2\n")
     (tmp_path / "python").chmod(0o755)
     with pytest.raises(QueryError, match="it was not meant to be"):
-        answer(place.database, "from jobs")
+        run_query(store.database, "from jobs")
 
 
-# --- the sandbox ---
+# --- what a query cannot do ---
 
 ESCAPES = [
     "select * from read_text('{secret}')",
@@ -179,16 +180,18 @@ ESCAPES = [
 
 
 @pytest.mark.parametrize("statement", ESCAPES)
-def test_nothing_leaves_or_enters_but_the_answer(place: Place, tmp_path: Path, statement: str) -> None:
+def test_a_query_cannot_write_or_reach_anything_but_the_warehouse(
+    store: Store, tmp_path: Path, statement: str
+) -> None:
     secret = tmp_path / "secret"
     secret.write_text("the secret\n")
     (tmp_path / "secret.csv").write_text("the secret\n")
-    before = place.database.read_bytes()
+    before = store.database.read_bytes()
     with pytest.raises(QueryError) as refusal:
-        answer(place.database, statement.format(secret=secret, folder=tmp_path), timeout_s=20)
+        run_query(store.database, statement.format(secret=secret, folder=tmp_path), timeout_s=20)
     assert "the secret" not in str(refusal.value)
     assert sorted(os.listdir(tmp_path)) == ["secret", "secret.csv"]
-    assert place.database.read_bytes() == before
+    assert store.database.read_bytes() == before
 
 
 BOMBS = [
@@ -204,11 +207,11 @@ BOMBS = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize("bomb", BOMBS)
-def test_a_bomb_is_stopped_by_its_time_or_its_memory(place: Place, bomb: str) -> None:
-    with pytest.raises(QueryError, match=r"No answer within 1 s|needs more than 128 MB"):
-        answer(place.database, bomb, timeout_s=1, memory_mb=128)
+def test_a_runaway_query_is_stopped_by_its_time_or_its_memory(store: Store, bomb: str) -> None:
+    with pytest.raises(QueryError, match=r"No result within 1 s|needs more than 128 MB"):
+        run_query(store.database, bomb, timeout_s=1, memory_mb=128)
 
 
-def test_after_all_that_the_warehouse_is_as_it_was(place: Place) -> None:
-    with duckdb.connect(str(place.database)) as connection:
+def test_the_warehouse_is_unchanged_after_hostile_queries(store: Store) -> None:
+    with duckdb.connect(str(store.database)) as connection:
         assert connection.execute("select count(*) from job_history").fetchone() == (3,)

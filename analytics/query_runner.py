@@ -1,7 +1,7 @@
-"""Asking the warehouse: SQL, or the name of a stored question, in; columns and rows, out.
+"""Runs SQL, or a named query, on a warehouse file and returns columns and rows.
 
-Each question runs in a process of its own (sandbox.py) that cannot harm anything and is killed when
-its time is up. It may run while the recorder writes: both are in the file only for moments.
+Each query runs in a process of its own (query_process.py), which can only read the warehouse and is killed
+when its time is up. Queries can run while a recorder writes: both open the file only for moments.
 """
 
 from __future__ import annotations
@@ -18,27 +18,27 @@ from pathlib import Path
 from threading import Timer
 from typing import IO, Any
 
-from gpu_flows.analytics.catalog import NamedQuery, named_queries
+from gpu_flows.analytics.sql_files import NamedQuery, named_queries
 
-__all__ = ["Answer", "NamedQuery", "QueryError", "answer", "named_queries"]
-
-PATIENCE_S = 5.0  # how long to wait for a writer to leave the file
-START_S = 10.0  # how long the sandbox itself may take to start on a busy machine
+PATIENCE_S = 5.0  # how long to wait for a writer to close the file
+START_S = 10.0  # how long the query process may take to start on a busy machine
 _PIPE = subprocess.PIPE
 
 
 class QueryError(Exception):
-    """There is no answer; the message says why and what to do."""
+    """The query has no result. The message says why and what to do."""
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class QueryResult:
+    """The columns and rows of a query."""
+
     columns: list[str]
     rows: list[tuple[Any, ...]]
-    truncated: bool  # more rows than asked for, or than fit the memory
+    truncated: bool  # there are more rows than requested, or than fit into the memory
 
 
-def answer(
+def run_query(
     database: Path,
     sql_or_name: str,
     params: Mapping[str, object] | None = None,
@@ -46,16 +46,16 @@ def answer(
     timeout_s: float = 30,
     memory_mb: int = 1024,
     max_rows: int | None = None,
-) -> Answer:
-    """Ask one question, read-only. Raises QueryError when there is no answer.
+) -> QueryResult:
+    """Run one query, read-only. Raises QueryError if it has no result.
 
-    >>> answer(Path("warehouse.duckdb"), "slowest_jobs", {"limit": 5})
-    >>> answer(Path("warehouse.duckdb"), "select outcome, count(*) from job_history group by all")
+    >>> run_query(Path("warehouse.duckdb"), "slowest_jobs", {"limit": 5})
+    >>> run_query(Path("warehouse.duckdb"), "select outcome, count(*) from job_history group by all")
     """
     if not database.exists():
-        raise QueryError(f"There is no warehouse at {database} yet; a worker makes it when it starts.")
+        raise QueryError(f"There is no warehouse at {database} yet; a worker creates it when it starts.")
     sql, values = _resolve(sql_or_name, params or {})
-    question = {
+    request = {
         "database": str(database),
         "sql": sql,
         "params": values,
@@ -66,7 +66,7 @@ def answer(
     columns: list[str] = []
     rows: list[tuple[Any, ...]] = []
     truncated = False
-    for kind, value in _ask(question, timeout_s):
+    for kind, value in _exchange(request, timeout_s):
         if kind == "columns":
             columns = value
         elif kind == "rows":
@@ -75,12 +75,12 @@ def answer(
             truncated = value
         elif kind == "error":
             reason, detail = value
-            raise QueryError(_advice(reason, detail, database, memory_mb))
-    return Answer(columns, rows, truncated)
+            raise QueryError(_explain(reason, detail, database, memory_mb))
+    return QueryResult(columns, rows, truncated)
 
 
 def _resolve(sql_or_name: str, params: Mapping[str, object]) -> tuple[str, dict[str, object]]:
-    """The SQL to run, and the values for its `$name`s."""
+    """Return the SQL to run and the values for its `$name` parameters."""
     queries = {query.name: query for query in named_queries()}
     name = re.sub(r"[\s-]+", "_", sql_or_name.strip().lower())
     if name in queries:
@@ -88,7 +88,7 @@ def _resolve(sql_or_name: str, params: Mapping[str, object]) -> tuple[str, dict[
     if re.fullmatch(r"[\w-]+", sql_or_name.strip()):
         close = get_close_matches(name, queries, n=1)
         hint = f"Did you mean {close[0]}? " if close else ""
-        raise QueryError(f"No stored question is called {name!r}. {hint}There are: {', '.join(queries)}.")
+        raise QueryError(f"No named query is called {name!r}. {hint}There are: {', '.join(queries)}.")
     return sql_or_name, dict(params)
 
 
@@ -101,9 +101,9 @@ def _with_defaults(query: NamedQuery, params: Mapping[str, object]) -> dict[str,
     return {**{name: default for name, default in known.items() if default is not None}, **params}
 
 
-def _ask(question: dict[str, object], timeout_s: float) -> Iterator[tuple[str, Any]]:
-    """What the sandbox says, until it is done or its time is up."""
-    program = [sys.executable, "-P", str(Path(__file__).with_name("sandbox.py"))]
+def _exchange(request: dict[str, object], timeout_s: float) -> Iterator[tuple[str, Any]]:
+    """Send the request to a new query process, and yield its messages until it ends or its time is up."""
+    program = [sys.executable, "-P", str(Path(__file__).with_name("query_process.py"))]
     with subprocess.Popen(program, stdin=_PIPE, stdout=_PIPE, stderr=_PIPE) as process:
         assert process.stdin is not None
         assert process.stdout is not None
@@ -111,10 +111,10 @@ def _ask(question: dict[str, object], timeout_s: float) -> Iterator[tuple[str, A
         deadline = _Deadline(process, START_S + PATIENCE_S)
         try:
             with suppress(BrokenPipeError):
-                process.stdin.write(pickle.dumps(question))
+                process.stdin.write(pickle.dumps(request))
                 process.stdin.close()
             for kind, value in _messages(process.stdout):
-                if kind == "opened":  # the question's own time starts here
+                if kind == "opened":  # the time of the query itself starts here
                     deadline.cancel()
                     deadline = _Deadline(process, timeout_s)
                 yield kind, value
@@ -123,22 +123,22 @@ def _ask(question: dict[str, object], timeout_s: float) -> Iterator[tuple[str, A
             if deadline.passed:
                 yield "error", ("timeout", f"{timeout_s:g}")
                 return
-            last_words = process.stderr.read().decode(errors="replace").strip().rpartition("\n")[2]
-            yield "error", ("crash", last_words)
+            last_line = process.stderr.read().decode(errors="replace").strip().rpartition("\n")[2]
+            yield "error", ("crash", last_line)
         finally:
             deadline.cancel()
             process.kill()
 
 
 class _Deadline(Timer):
-    """Kills the process when it passes."""
+    """Kills the process when the time is up."""
 
     def __init__(self, process: subprocess.Popen[bytes], seconds: float) -> None:
-        super().__init__(seconds, self._pass)
+        super().__init__(seconds, self._kill)
         self.process, self.passed, self.daemon = process, False, True
         self.start()
 
-    def _pass(self) -> None:
+    def _kill(self) -> None:
         self.passed = True
         self.process.kill()
 
@@ -147,37 +147,39 @@ def _messages(stream: IO[bytes]) -> Iterator[tuple[str, Any]]:
     while True:
         try:
             yield pickle.load(stream)
-        except (EOFError, pickle.UnpicklingError):  # it ended, perhaps in the middle of a word
+        except (EOFError, pickle.UnpicklingError):  # the process ended, perhaps within a message
             return
 
 
-def _advice(reason: str, detail: str, database: Path, memory_mb: int) -> str:
-    """What to tell a human about each way a question can fail."""
+def _explain(reason: str, detail: str, database: Path, memory_mb: int) -> str:
+    """Return the message for a query that failed: what happened and what to do."""
     match reason:
         case "sql":
             return detail
         case "forbidden":
-            return f"A question may only look at the warehouse: {detail.removeprefix('Permission Error: ')}"
-        case "not a question":
-            return f"Only questions are answered here (SELECT, FROM, WITH, SHOW, EXPLAIN ...), not {detail}."
+            return f"A query may only read the warehouse: {detail.removeprefix('Permission Error: ')}"
+        case "statement type":
+            return f"Only queries can be run here (SELECT, FROM, WITH, SHOW, EXPLAIN ...), not {detail}."
         case "statements":
-            return f"Ask one question at a time; this holds {detail} statements."
+            return f"Run one query at a time; this text holds {detail} statements."
         case "parameters":
             return f"No value was given for ${detail.replace(', ', ', $')}."
         case "locked":
             return (
-                f"Process {detail or 'unknown'} has {database} open for writing, so nobody else can read"
-                " it. A recorder leaves it within moments; close any other program that has it open."
+                f"Process {detail or 'unknown'} has {database} open for writing, so no other process can read"
+                " it. A recorder closes it within moments; close any other program that has it open."
             )
         case "memory":
             return (
-                f"The question needs more than {memory_mb} MB. Ask for less (a shorter time, fewer columns,"
-                " no sort of everything) or allow more memory."
+                f"The query needs more than {memory_mb} MB. Query less (a shorter time, fewer columns,"
+                " no sort of all rows) or allow more memory."
             )
         case "timeout":
             return (
-                f"No answer within {detail} s, so the question was stopped. Ask for less (a shorter time,"
+                f"No result within {detail} s, so the query was stopped. Query less (a shorter time,"
                 " fewer columns) or allow more time."
             )
         case _:
-            return f"The query process died ({detail or 'no last words'}). Nothing was changed; try again."
+            return (
+                f"The query process died ({detail or 'without a message'}). Nothing was changed; try again."
+            )

@@ -1,0 +1,118 @@
+"""Line charts that compare policies: how long jobs took, and how busy the devices were."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
+
+import numpy as np
+
+from gpu_flows.analytics.charts.axes import LinearAxis, LogarithmicAxis, draw_time_axis, format_duration
+from gpu_flows.analytics.charts.layout import (
+    BINS,
+    BOTTOM,
+    FAINT,
+    GRID,
+    INK,
+    LEFT,
+    PLOT_HEIGHT,
+    RIGHT,
+    TOP,
+    WIDTH,
+)
+from gpu_flows.analytics.charts.sheet import Sheet, draw_empty_chart, pixels, printable
+from gpu_flows.schedulers.simulation.summary import DeviceUse, Floats
+
+POINTS = 300  # of a line: more than a screen can show
+# These colours differ for people with any colour vision and on paper. Further lines are dashed.
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f3c8d", "#57606a")
+DASHES = ("", "7 3", "2 3")
+
+
+def draw_turnaround_chart(turnarounds: Mapping[str, Floats]) -> str:
+    """Draw, for each policy, the share of jobs whose turnaround was at most a given time."""
+    every = np.concatenate([np.asarray(values, float) for values in turnarounds.values()] or [np.array([])])
+    positive = every[every > 0]
+    if not len(positive):
+        return draw_empty_chart("Turnaround of jobs", "No job finished.")
+    first, last = float(positive.min()), float(positive.max())
+    axis = LogarithmicAxis(first, max(last, 2 * first))
+    lines = {label: _cumulate(np.maximum(np.sort(values), first)) for label, values in turnarounds.items()}
+    subtitle = "Share of jobs that took no longer, from submission to end; further left is better"
+    return _draw_lines("Turnaround of jobs", subtitle, axis, lines, "turnaround (logarithmic)")
+
+
+def _cumulate(ascending: Floats) -> list[tuple[float, float]]:
+    """Return the points of a staircase from 0 to 1, with a step at each value, or at most POINTS steps."""
+    count, reached = len(ascending), 0.0
+    points: list[tuple[float, float]] = []
+    for index in dict.fromkeys(np.linspace(0, count - 1, min(count, POINTS)).astype(int).tolist()):
+        value = float(ascending[index])
+        points += [(value, reached), (value, (index + 1) / count)]
+        reached = (index + 1) / count
+    return points
+
+
+def draw_utilization_chart(uses: Mapping[str, DeviceUse]) -> str:
+    """Draw, for each policy, how busy the devices were over time."""
+    begin = min((float(use.since.min()) for use in uses.values() if len(use.since)), default=0.0)
+    end = max((float(use.until.max()) for use in uses.values() if len(use.until)), default=0.0)
+    if end <= begin:
+        return draw_empty_chart("Utilization over time", "No job ran.")
+    edges = np.linspace(begin, end, BINS + 1)
+    lines = {label: _bin(use, edges) for label, use in uses.items()}
+    subtitle = f"Mean over all devices, in {BINS} intervals of {format_duration(edges[1] - edges[0])} each"
+    return _draw_lines("Utilization over time", subtitle, LinearAxis(begin, end), lines, "time")
+
+
+def _bin(use: DeviceUse, edges: Floats) -> list[tuple[float, float]]:
+    """Return the points of a line that is level within each interval, and falls to 0 after the last use."""
+    if not len(use.until):
+        return []
+    shares = use.over_time(edges).tolist()
+    last = math.ceil((float(use.until.max()) - edges[0]) / (edges[1] - edges[0]) - 1e-9)
+    points: list[tuple[float, float]] = []
+    for number in range(max(1, last)):
+        points += [(edges[number], shares[number]), (edges[number + 1], shares[number])]
+    return [*points, (points[-1][0], 0.0)]
+
+
+def _draw_lines(
+    title: str,
+    subtitle: str,
+    axis: LinearAxis | LogarithmicAxis,
+    lines: Mapping[str, Sequence[tuple[float, float]]],
+    axis_name: str,
+) -> str:
+    """Draw a line for each policy, from 0 to 100 % over the axis, with a legend beside the plot."""
+    legend = min(300.0, 48 + 6.8 * max((len(printable(label)) for label in lines), default=0))
+    width = WIDTH - LEFT - RIGHT - legend
+    height = max(PLOT_HEIGHT, 20.0 * len(lines))
+    sheet = Sheet(title, subtitle, WIDTH, TOP + height + BOTTOM)
+    for percent in range(0, 101, 20):
+        y = TOP + height * (1 - percent / 100)
+        sheet.rule(LEFT, y, LEFT + width, y, INK if percent == 0 else GRID)
+        sheet.text(LEFT - 8, y + 4, f"{percent}%", anchor="end", fill=FAINT)
+    draw_time_axis(sheet, axis, width, height, axis_name)
+    for number, (label, points) in enumerate(lines.items()):
+        style = _line_style(number)
+        if points:
+            path = _svg_path((LEFT + width * axis.at(x), TOP + height * (1 - share)) for x, share in points)
+            sheet.add(f'<path d="{path}" fill="none" stroke-width="1.8" stroke-linejoin="round" {style}/>')
+        x, y = LEFT + width + 20, TOP + 12 + 20 * number
+        sheet.add(f'<path d="M{pixels(x)} {pixels(y - 4)}h20" stroke-width="2.5" fill="none" {style}/>')
+        sheet.text(x + 26, y, label, fill=INK)
+    return sheet.svg()
+
+
+def _line_style(number: int) -> str:
+    dash = DASHES[number // len(COLOURS) % len(DASHES)]
+    dashed = f' stroke-dasharray="{dash}"' if dash else ""
+    return f'stroke="{COLOURS[number % len(COLOURS)]}"{dashed}'
+
+
+def _svg_path(points: Iterable[tuple[float, float]]) -> str:
+    """Return a path through the points, without those that round to the same place as the one before."""
+    drawn = (place for place, _ in groupby(f"{pixels(x)} {pixels(y)}" for x, y in points))
+    return "M" + "L".join(drawn)
