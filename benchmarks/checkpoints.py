@@ -18,7 +18,7 @@ from pathlib import Path
 from common import SPREAD_HEADING, Goal, Spread, arguments, carry_out, conclude, say
 
 from gpu_flows.checkpoints import contract
-from gpu_flows.checkpoints.resuming import EVERY_S
+from gpu_flows.checkpoints.resumable_loop import EVERY_S
 from gpu_flows.training.config import TrainConfig
 from gpu_flows.training.registry import models
 
@@ -33,7 +33,7 @@ def saves(config: TrainConfig) -> tuple[list[contract.Entry], int]:
         os.environ[contract.DIRECTORY] = folder
         result = train(config)
         return [
-            entry for entry in contract.journal(Path(folder)) if entry.event == "saved"
+            entry for entry in contract.read_journal(Path(folder)) if entry.event == "saved"
         ], result.parameters
 
 

@@ -9,19 +9,19 @@ from pathlib import Path
 
 import pytest
 
-from gpu_flows.checkpoints.contract import JOURNAL, Entry, journal, note
-from gpu_flows.checkpoints.store import Content, Store, Unfit
+from gpu_flows.checkpoints.contract import JOURNAL, Entry, read_journal, write_entry
+from gpu_flows.checkpoints.store import CheckpointStore, ContentWriter, UnusableCheckpoint
 
 
-def writes(content: bytes) -> Callable[[Content], None]:
-    def write(place: Content) -> None:
+def writes(content: bytes) -> Callable[[ContentWriter], None]:
+    def write(place: ContentWriter) -> None:
         place.write(content)
 
     return write
 
 
 def newest(directory: Path) -> bytes | None:
-    return Store(directory).newest(lambda content: content)
+    return CheckpointStore(directory).load_newest(lambda content: content)
 
 
 def files(directory: Path) -> list[str]:
@@ -29,7 +29,7 @@ def files(directory: Path) -> list[str]:
 
 
 def test_the_newest_is_loaded_and_the_last_few_are_kept(tmp_path: Path) -> None:
-    store = Store(tmp_path / "made" / "on demand", keep=3)
+    store = CheckpointStore(tmp_path / "made" / "on demand", keep=3)
     assert newest(store.directory) is None
     for number in range(1, 8):
         saved = store.save(writes(f"number {number}".encode()))
@@ -56,7 +56,7 @@ def test_the_newest_is_loaded_and_the_last_few_are_kept(tmp_path: Path) -> None:
 def test_a_damaged_one_is_passed_over(
     tmp_path: Path, damage: Callable[[bytes], bytes], why: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    store = Store(tmp_path)
+    store = CheckpointStore(tmp_path)
     store.save(writes(b"before ..."))
     store.save(writes(b"afterwards"))
     damaged = tmp_path / files(tmp_path)[-1]
@@ -66,34 +66,34 @@ def test_a_damaged_one_is_passed_over(
 
 
 def test_what_the_reader_finds_unfit_is_passed_over_too(tmp_path: Path) -> None:
-    store = Store(tmp_path)
+    store = CheckpointStore(tmp_path)
     for content in (b"good", b"bad"):
         store.save(writes(content))
 
     def picky(content: bytes) -> bytes:
         if content == b"bad":
-            raise Unfit("it is bad")
+            raise UnusableCheckpoint("it is bad")
         return content
 
-    assert store.newest(picky) == b"good"
+    assert store.load_newest(picky) == b"good"
 
 
 def test_broken_ones_do_not_push_whole_ones_out(tmp_path: Path) -> None:
-    Store(tmp_path).save(writes(b"whole"))
+    CheckpointStore(tmp_path).save(writes(b"whole"))
     for number in (2, 3, 999_999_999_999):
         (tmp_path / f"checkpoint-{number:012}.pt").write_bytes(b"torn")
-    store = Store(tmp_path, keep=2)
-    assert store.newest(lambda content: content) == b"whole"
+    store = CheckpointStore(tmp_path, keep=2)
+    assert store.load_newest(lambda content: content) == b"whole"
     store.save(writes(b"next"))
     assert files(tmp_path) == ["checkpoint-000000000001.pt", "checkpoint-000000000004.pt"]
     assert newest(tmp_path) == b"next"
 
 
 def test_a_save_that_fails_leaves_nothing_and_harms_nothing(tmp_path: Path) -> None:
-    store = Store(tmp_path)
+    store = CheckpointStore(tmp_path)
     store.save(writes(b"whole"))
 
-    def full_disk(place: Content) -> None:
+    def full_disk(place: ContentWriter) -> None:
         place.write(b"half")
         raise OSError("no space left")
 
@@ -106,7 +106,7 @@ def test_a_save_that_fails_leaves_nothing_and_harms_nothing(tmp_path: Path) -> N
 def test_what_a_killed_save_left_is_no_checkpoint_and_goes_with_the_next(tmp_path: Path) -> None:
     (tmp_path / ".saving-0123").write_bytes(b"half")
     assert newest(tmp_path) is None
-    Store(tmp_path).save(writes(b"whole"))
+    CheckpointStore(tmp_path).save(writes(b"whole"))
     assert files(tmp_path) == ["checkpoint-000000000001.pt"]
 
 
@@ -123,7 +123,7 @@ def test_the_name_comes_after_the_content_is_on_the_disk(
             real(*args, **more)
 
         monkeypatch.setattr(os, name, noted)
-    Store(tmp_path).save(writes(b"whole"))
+    CheckpointStore(tmp_path).save(writes(b"whole"))
     assert done == ["fsync file", "rename file", "fsync directory"]
 
 
@@ -160,15 +160,15 @@ def test_only_regular_files_of_a_sane_size_are_read(
     tmp_path: Path, plant: Callable[[Path, Path], None]
 ) -> None:
     elsewhere, here = tmp_path / "elsewhere", tmp_path / "here"
-    Store(elsewhere).save(writes(b"a whole checkpoint, but of somebody else"))
+    CheckpointStore(elsewhere).save(writes(b"a whole checkpoint, but of somebody else"))
     outside = elsewhere / files(elsewhere)[0]
     before = outside.read_bytes()
-    Store(here).save(writes(b"ours"))
+    CheckpointStore(here).save(writes(b"ours"))
     plant(here / "checkpoint-000000000002.pt", outside)
     plant(here / ".saving-0123", outside)
 
-    store = Store(here)
-    assert store.newest(lambda content: content) == b"ours"
+    store = CheckpointStore(here)
+    assert store.load_newest(lambda content: content) == b"ours"
     store.save(writes(b"ours again"))
     assert newest(here) == b"ours again"
     assert outside.read_bytes() == before
@@ -178,7 +178,7 @@ def test_only_regular_files_of_a_sane_size_are_read(
     "name", ["checkpoint-..%2f.pt", "..pt", "checkpoint-1.pt", "checkpoint-٠٠٠٠٠٠٠٠٠٠٠٢.pt", "model.pt"]
 )
 def test_other_names_are_not_ours(tmp_path: Path, name: str) -> None:
-    store = Store(tmp_path)
+    store = CheckpointStore(tmp_path)
     store.save(writes(b"ours"))
     (tmp_path / name).write_bytes((tmp_path / files(tmp_path)[-1]).read_bytes()[:-4] + b"them")
     assert newest(tmp_path) == b"ours"
@@ -192,10 +192,10 @@ def test_a_journal_that_is_no_file_is_neither_followed_nor_waited_for(tmp_path: 
     outside.write_text("")
     (tmp_path / JOURNAL).symlink_to(outside)
     with pytest.raises(OSError, match="symbolic links"):
-        note(tmp_path, entry)
-    assert (outside.read_text(), journal(tmp_path)) == ("", [])
+        write_entry(tmp_path, entry)
+    assert (outside.read_text(), read_journal(tmp_path)) == ("", [])
     (tmp_path / JOURNAL).unlink()
     os.mkfifo(tmp_path / JOURNAL)
     with pytest.raises(OSError, match="No such device"):
-        note(tmp_path, entry)
-    assert journal(tmp_path) == []
+        write_entry(tmp_path, entry)
+    assert read_journal(tmp_path) == []

@@ -14,7 +14,7 @@ import pytest
 from nvml.standin import DRIVER_NOT_LOADED, UNKNOWN_ERROR, XID, StandIn
 from nvml.watch import by_id, children, end_probe, eventually
 
-from gpu_flows.devices import nvml_child
+from gpu_flows.devices import process_probe
 from gpu_flows.devices.base import DeviceError, Reading
 from gpu_flows.devices.nvml import NvmlDevices, find_nvml
 from gpu_flows.schedulers.model import Node
@@ -93,7 +93,7 @@ def test_no_second_probe_starts_behind_one_that_cannot_be_killed(
     nvml.set(hang="nvmlDeviceGetName")
 
     with monkeypatch.context() as stuck_in_the_driver:
-        stuck_in_the_driver.setattr("gpu_flows.devices.nvml_child._Process.kill", lambda self: None)
+        stuck_in_the_driver.setattr("gpu_flows.devices.process_probe._Process.kill", lambda self: None)
         for _ in range(5):
             assert hasty_devices.read()[0].detail == "NVML has not answered for 0.5 s"
         assert children() == [probe]
@@ -107,15 +107,15 @@ def test_pauses_between_probes_double_until_one_answers(
     nvml: StandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now, starts = 1000.0, 0
-    start = nvml_child._Process
+    start = process_probe._Process
 
-    def counted(command: list[str]) -> nvml_child._Process:
+    def counted(command: list[str]) -> process_probe._Process:
         nonlocal starts
         starts += 1
         return start(command)
 
-    monkeypatch.setattr(nvml_child, "_Process", counted)
-    monkeypatch.setattr(nvml_child, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(process_probe, "_Process", counted)
+    monkeypatch.setattr(process_probe, "time", SimpleNamespace(monotonic=lambda: now))
     source = NvmlDevices(library=nvml.library, deadline_s=20.0, pause_s=1.0)
 
     def starts_after(seconds: float) -> int:

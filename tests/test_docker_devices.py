@@ -13,9 +13,9 @@ from docker_hosts.lossy_proxy import LossyProxy
 from nvml.standin import CONTROL_VARIABLE, StandIn
 
 from gpu_flows.blocks import DockerHost
-from gpu_flows.devices import docker_sampler
+from gpu_flows.devices import container_probe
 from gpu_flows.devices.base import DeviceError
-from gpu_flows.devices.docker_hosts import DockerDevices
+from gpu_flows.devices.docker import DockerDevices
 from gpu_flows.runtimes.docker.host import Host, archive
 
 pytest_plugins = ["docker_hosts.fixtures", "nvml.fixtures"]
@@ -56,7 +56,7 @@ def with_file(daemon: Daemon, image: str, new: str, path: str, content: bytes, v
 
 @pytest.fixture
 def devices_of(engine: Daemon, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., DockerDevices]]:
-    monkeypatch.setattr(docker_sampler, "AGAIN_S", 0.2)
+    monkeypatch.setattr(container_probe, "AGAIN_S", 0.2)
     opened: list[DockerDevices] = []
 
     def make(*hosts: DockerHost, image: str = "gpus:test") -> DockerDevices:

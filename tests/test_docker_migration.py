@@ -116,7 +116,7 @@ def test_weights_after_a_move_are_those_of_a_training_that_nobody_stopped(
 
     asyncio.run(move())
     assert sink.of(launch)[-1] == undisturbed
-    told = [(entry.event, entry.attempt) for entry in contract.journal(tmp_path / "checkpoints")]
+    told = [(entry.event, entry.attempt) for entry in contract.read_journal(tmp_path / "checkpoints")]
     assert ("left", 1) in told
     assert ("restored", 2) in told
 

@@ -18,8 +18,8 @@ from live import Pool
 
 from gpu_flows.blocks import DockerHost
 from gpu_flows.bootstrap.local_stack import Stack
-from gpu_flows.devices.docker_sampler import ContainerProbe
-from gpu_flows.devices.nvml_child import NoAnswer
+from gpu_flows.devices.container_probe import ContainerProbe
+from gpu_flows.devices.process_probe import ProbeError
 from gpu_flows.runtimes.docker.host import Host
 
 pytest_plugins = ["docker_hosts.fixtures"]
@@ -78,7 +78,7 @@ def test_it_is_small_runs_as_nobody_special_and_keeps_no_tools(image: Callable[.
 def test_it_serves_as_probe_image(image: Callable[..., str], prefect_engine: Daemon) -> None:
     probe = ContainerProbe(Host(DockerHost(name="one", url=prefect_engine.url)), TAG, "test", 1.0)
     try:
-        with pytest.raises(NoAnswer, match="NVML on host one failed"):  # it ran, and there is no driver
+        with pytest.raises(ProbeError, match="NVML on host one failed"):  # it ran, and there is no driver
             probe.look(patient=True)
     finally:
         probe.close()

@@ -88,7 +88,7 @@ def test_a_directory_that_has_become_a_link_is_not_used(tmp_path: Path) -> None:
     ],
 )
 def test_a_journal_with_odd_numbers_is_not_believed(tmp_path: Path, odd: str) -> None:
-    contract.note(tmp_path, contract.Entry("saved", 1, 5.0, 7))
+    contract.write_entry(tmp_path, contract.Entry("saved", 1, 5.0, 7))
     with (tmp_path / contract.JOURNAL).open("a") as journal:
         journal.write(f'{{"event": "saved", "attempt": 1, {odd}}}\n')
-    assert [entry.step for entry in contract.journal(tmp_path)] == [7]
+    assert [entry.step for entry in contract.read_journal(tmp_path)] == [7]

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from fake_pool import Scripted, Stage
 
-from gpu_flows.checkpoints.contract import CHECKPOINTED, Entry, note
+from gpu_flows.checkpoints.contract import CHECKPOINTED, Entry, write_entry
 from gpu_flows.dispatch import dispatcher
 from gpu_flows.schedulers.model import Device, Job
 from gpu_flows.schedulers.policy import State
@@ -80,7 +80,7 @@ def test_what_it_has_behind_it_is_what_really_happened(tmp_path: Path) -> None:
         stage.runtime.now += 5  # the plan thought of 10 s, but it ran for 15
         stage.runtime.exit("a", LEFT)
         stage.runtime.exit("b", 1)  # it crashed while saving, and its last checkpoint is 6 s old
-        note(tmp_path / "checkpoints" / "b", Entry("saved", 1, stage.runtime.now - 6, step=9))
+        write_entry(tmp_path / "checkpoints" / "b", Entry("saved", 1, stage.runtime.now - 6, step=9))
         await stage.until(lambda: stage.waiting() == {"a", "b"}, "both wait again")
         a, b = stage.engine.progress("a"), stage.engine.progress("b")
         assert (a.attempts, a.ran_s, a.gpu_s, a.work_s, a.preemptions) == (1, 15, 30, 15, 1)

@@ -21,7 +21,7 @@ torch = pytest.importorskip("torch", reason="needs gpu-flows[train]")
 import numpy  # noqa: E402
 
 from gpu_flows.checkpoints import CheckpointError, Resumable, contract, resumable, store  # noqa: E402
-from gpu_flows.checkpoints.store import Content, Store  # noqa: E402
+from gpu_flows.checkpoints.store import CheckpointStore, ContentWriter  # noqa: E402
 from gpu_flows.training.adam import Adam  # noqa: E402
 
 SAVE_ALWAYS = 0.0
@@ -94,7 +94,7 @@ def failing(at_step: int) -> Callable[[Resumable], None]:
 
 
 def events(directory: Path) -> list[tuple[str, int]]:
-    return [(entry.event, entry.step) for entry in contract.journal(directory)]
+    return [(entry.event, entry.step) for entry in contract.read_journal(directory)]
 
 
 def test_a_stopped_loop_goes_on_bit_by_bit_as_if_it_had_not_been(tmp_path: Path) -> None:
@@ -141,7 +141,7 @@ def test_the_journal_tells_what_it_took(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setenv(contract.ATTEMPT, "a-run.3")
     with pytest.raises(Stopped):
         Loop().run(tmp_path, disturb=asked_to_leave(2))
-    saved, left = contract.journal(tmp_path)
+    saved, left = contract.read_journal(tmp_path)
     (checkpoint,) = tmp_path.glob("checkpoint-*.pt")
     assert saved.attempt == left.attempt == 3
     assert saved.bytes == checkpoint.stat().st_size
@@ -204,7 +204,7 @@ def test_in_another_thread_it_saves_but_cannot_hear(tmp_path: Path, caplog: pyte
     thread.start()
     thread.join()
     assert events(tmp_path) == [("saved", 1), ("saved", 2)]
-    assert "only a main thread can listen" in caplog.text
+    assert "only a main thread can install a handler" in caplog.text
 
 
 SCRIPT = """
@@ -250,7 +250,7 @@ def test_a_bare_script_says_with_its_exit_code_that_it_has_saved(
 def test_a_full_disk_is_no_reason_to_stop(
     full_after: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    class FullDisk(Content):
+    class FullDisk(ContentWriter):
         def __init__(self, file: Any) -> None:
             super().__init__(self)  # type: ignore[arg-type]
             self.disk, self.left = file, full_after
@@ -263,7 +263,7 @@ def test_a_full_disk_is_no_reason_to_stop(
             return int(self.disk.write(some))
 
     with monkeypatch.context() as patched:
-        patched.setattr(store, "Content", FullDisk)
+        patched.setattr(store, "ContentWriter", FullDisk)
         Loop().run(tmp_path, every_s=SAVE_ALWAYS, steps=2)
     assert "no checkpoint at step 1: no space left on device. Make room" in caplog.text
     assert list(tmp_path.iterdir()) == []
@@ -311,9 +311,9 @@ def test_no_pickle_is_obeyed_even_when_its_seal_is_whole(tmp_path: Path, wrap: A
     loop.run(directory, steps=2, every_s=SAVE_ALWAYS)
     state = {"step": 9, "values": Bomb(mark), "random": [], "things": {}}
     if wrap == "torch.save":
-        Store(directory).save(lambda content: torch.save(state, content))
+        CheckpointStore(directory).save(lambda content: torch.save(state, content))
     else:
-        Store(directory).save(lambda content: content.write(wrap(state)) and None)
+        CheckpointStore(directory).save(lambda content: content.write(wrap(state)) and None)
     (directory / "checkpoint-000000000009.pt").write_bytes(pickle.dumps(state))
     with resumable(directory, model=loop.model, optimizer=loop.optimizer) as run:
         assert run.step == 2

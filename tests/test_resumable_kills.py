@@ -14,8 +14,8 @@ import pytest
 torch = pytest.importorskip("torch", reason="needs gpu-flows[train]")
 
 from gpu_flows.checkpoints import contract  # noqa: E402
-from tests import mortal_training  # noqa: E402
-from tests.mortal_training import INTERVAL, Death  # noqa: E402
+from tests import interrupted_training  # noqa: E402
+from tests.interrupted_training import INTERVAL, Death  # noqa: E402
 
 KILLS = 50
 STEPS = 800  # more than are done before the last kill
@@ -25,7 +25,7 @@ STEPS = 800  # more than are done before the last kill
 def test_fifty_kills_change_nothing_and_lose_little(tmp_path: Path) -> None:
     chance = random.Random(5)
     warm = multiprocessing.get_context("forkserver")
-    warm.set_forkserver_preload([mortal_training.__name__])
+    warm.set_forkserver_preload([interrupted_training.__name__])
     done = warm.Value("l", 0)
 
     def attempt(number: int, death: Death | None, killed: bool, folder: str) -> int | None:
@@ -34,7 +34,7 @@ def test_fifty_kills_change_nothing_and_lose_little(tmp_path: Path) -> None:
         place = tmp_path / folder
         planned = None if killed else death
         args = (STEPS, place / "checkpoints", number, done, planned, place / "weights.pt")
-        job = warm.Process(target=mortal_training.live, args=args)
+        job = warm.Process(target=interrupted_training.live, args=args)
         job.start()
         if killed and death:
             while done.value < death.step and job.is_alive():
@@ -59,7 +59,7 @@ def test_fifty_kills_change_nothing_and_lose_little(tmp_path: Path) -> None:
         last = number > KILLS
         from_outside = not death.in_save and chance.random() < 0.5
         code = attempt(number, None if last else death, from_outside, "killed")
-        entries = [entry for entry in contract.journal(checkpoints) if entry.attempt == number]
+        entries = [entry for entry in contract.read_journal(checkpoints) if entry.attempt == number]
         restored = entries[0].step if entries and entries[0].event == "restored" else 0
         assert reached - restored <= INTERVAL, f"attempt {number} lost {reached - restored} steps"
         if last:

@@ -11,13 +11,13 @@ from pydantic import ValidationError
 
 torch = pytest.importorskip("torch", reason="needs gpu-flows[train]")
 
-from gpu_flows.checkpoints.peers import Peers  # noqa: E402
+from gpu_flows.checkpoints.process_group import ProcessGroup  # noqa: E402
 from gpu_flows.training import registry  # noqa: E402
 from gpu_flows.training.adam import Adam  # noqa: E402
-from gpu_flows.training.assigned import assigned_devices  # noqa: E402
 from gpu_flows.training.batches import Batches  # noqa: E402
 from gpu_flows.training.config import TrainConfig  # noqa: E402
-from gpu_flows.training.data import ALPHABET, digits, sentences  # noqa: E402
+from gpu_flows.training.datasets import ALPHABET, digits, sentences  # noqa: E402
+from gpu_flows.training.device_count import count_assigned_devices  # noqa: E402
 from gpu_flows.training.hardware import Hardware, find_hardware  # noqa: E402
 from gpu_flows.training.loop import train  # noqa: E402
 from gpu_flows.training.networks import LanguageModel  # noqa: E402
@@ -25,7 +25,7 @@ from gpu_flows.training.reports import Diverged, Progress  # noqa: E402
 
 
 def cpu() -> Hardware:
-    return Hardware(torch.device("cpu"), Peers(), "test")
+    return Hardware(torch.device("cpu"), ProcessGroup(), "test")
 
 
 def losses(config: TrainConfig, hardware: Hardware) -> list[float]:
@@ -105,9 +105,9 @@ def test_every_model_learns_in_every_precision(model: str, precision: str) -> No
 
 def test_batches_go_through_all_samples_each_epoch_in_a_new_order() -> None:
     batches = Batches(samples=10, epochs=2, seed=3)
-    assert batches.left(4) == 6
+    assert batches.count_remaining(4) == 6
     first, second = ([batches.next(4) for _ in range(3)] for _ in range(2))
-    assert batches.left(4) == 0
+    assert batches.count_remaining(4) == 0
     for epoch in (first, second):
         assert [len(batch) for batch in epoch] == [4, 4, 2]
         assert sorted(torch.cat(epoch).tolist()) == list(range(10))
@@ -121,7 +121,7 @@ def test_batches_go_on_in_the_same_order_with_another_size() -> None:
     before, after = Batches(12, 2, 3), Batches(12, 2, 3)
     seen = [*before.next(8).tolist()]
     after.load_state_dict(before.state_dict())
-    while after.left(4):
+    while after.count_remaining(4):
         seen += after.next(4).tolist()
     assert seen == expected
 
@@ -166,7 +166,7 @@ def test_a_diverging_training_says_what_to_do() -> None:
         with pytest.raises(Diverged, match=r"became nan at step 1\. Lower the learning rate"):
             train(TrainConfig(model="hopeless"), hardware=cpu())
     finally:
-        registry.models.forget("hopeless")
+        registry.models.unregister("hopeless")
 
 
 def test_torch_gets_its_threads_back() -> None:
@@ -272,8 +272,8 @@ def test_a_model_and_a_dataset_of_ones_own_are_a_function_each() -> None:
         assert registry.models.source("line") == registry.datasets.source("falling") == __file__
         assert registry.models.source("mlp") == ""
     finally:
-        registry.models.forget("line")
-        registry.datasets.forget("falling")
+        registry.models.unregister("line")
+        registry.datasets.unregister("falling")
 
 
 def test_a_dataset_of_another_shape_is_refused_before_training() -> None:
@@ -291,12 +291,12 @@ def test_a_dataset_of_another_shape_is_refused_before_training() -> None:
     ],
 )
 def test_assigned_devices_come_from_the_worker(environment: dict[str, str], count: int) -> None:
-    assert assigned_devices(environment) == count
+    assert count_assigned_devices(environment) == count
 
 
 def test_garbled_devices_are_an_error() -> None:
     with pytest.raises(ValueError, match="not what the worker writes"):
-        assigned_devices({"GPU_FLOWS_DEVICES": "GPU-a,GPU-b"})
+        count_assigned_devices({"GPU_FLOWS_DEVICES": "GPU-a,GPU-b"})
 
 
 def test_hardware_says_where_it_trains(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -312,7 +312,7 @@ def test_hardware_says_where_it_trains(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
     monkeypatch.setenv("LOCAL_RANK", "1")
     hardware = find_hardware()
-    assert (hardware.device, hardware.peers.rank) == (torch.device("cuda", 1), 1)
+    assert (hardware.device, hardware.processes.rank) == (torch.device("cuda", 1), 1)
     assert hardware.note == "training on GTX 1080 Ti in 2 processes, one per device"
 
 

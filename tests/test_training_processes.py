@@ -89,7 +89,7 @@ def test_a_job_goes_on_with_another_number_of_processes(
     assert together.end() == contract.CHECKPOINTED, together.errors
     before = together.losses()
     checkpoints = tmp_path / "checkpoints"
-    assert [(entry.event, entry.step) for entry in contract.journal(checkpoints)] == [
+    assert [(entry.event, entry.step) for entry in contract.read_journal(checkpoints)] == [
         ("saved", len(before)),
         ("left", len(before)),
     ]
@@ -134,7 +134,7 @@ def test_a_script_of_ones_own_under_torchrun_leaves_and_comes_back(tmp_path: Pat
         for _ in range(2)
     )
     assert (stopped.returncode, stopped.stdout) == (1, ""), stopped.stderr  # torchrun's code; ours is lost
-    assert [(entry.event, entry.step) for entry in contract.journal(checkpoints)] == [
+    assert [(entry.event, entry.step) for entry in contract.read_journal(checkpoints)] == [
         *[("saved", 3), ("left", 3)],
         ("restored", 3),
     ]
@@ -229,12 +229,12 @@ def test_a_model_of_ones_own_is_made_known_to_the_processes(
         started = processes_tell(exit_code=1)
         with pytest.raises(CommandError):
             several.train_in_processes(TrainConfig(model="own"), 2, print, print)
-        models.forget("own")
+        models.unregister("own")
         monkeypatch.setattr(sys, "argv", started[0].arguments[2:])  # in a process that does not know it
         launch.main()
         assert TrainConfig.model_validate_json(launched[0]).model == "own"
     finally:
-        models.forget("own")
+        models.unregister("own")
 
 
 def wait_until(look: Callable[[], bool]) -> None:

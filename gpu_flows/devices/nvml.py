@@ -19,11 +19,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from gpu_flows.devices.base import DeviceError, NoDevices, Reading
-from gpu_flows.devices.nvml_child import NoAnswer, NvmlChild
+from gpu_flows.devices.process_probe import ProbeError, ProcessProbe
 from gpu_flows.schedulers.model import Device, Node
 
 if TYPE_CHECKING:
-    from gpu_flows.devices.nvml_probe import DeviceLook, GpuLook
+    from gpu_flows.devices.nvml_probe import DeviceSnapshot, GpuSnapshot
 
 APPLICATION_XIDS = frozenset({13, 31, 43, 45, 68, 109})  # the program's fault; the GPU is well
 
@@ -57,8 +57,8 @@ def find_nvml(library: str | None = None) -> str:
 class Probe(Protocol):
     """Whoever asks NVML: a child process, or a container on another machine."""
 
-    def look(self, patient: bool = False) -> list[GpuLook]:
-        """All GPUs as NVML shows them now; raises NoAnswer."""
+    def look(self, patient: bool = False) -> list[GpuSnapshot]:
+        """All GPUs as NVML shows them now; raises ProbeError."""
         ...
 
     def close(self) -> None: ...
@@ -93,7 +93,7 @@ class NvmlDevices:
         self._node = node or socket.gethostname()
         self._deadline_s = deadline_s
         self._ignored_xids = ignored_xids
-        self._child = probe or NvmlChild(library, deadline_s, start_s, pause_s)
+        self._child = probe or ProcessProbe(library, deadline_s, start_s, pause_s)
         self._lock = threading.Lock()  # one question at a time
         self._known: dict[str, _Known] = {}
         self._sick: dict[str, str] = {}  # by device: the fault that only a reset heals
@@ -103,7 +103,7 @@ class NvmlDevices:
         with self._lock:
             try:
                 gpus = self._child.look(patient)
-            except NoAnswer as trouble:
+            except ProbeError as trouble:
                 absent = any(words in str(trouble) for words in NOT_THERE)
                 raise (NoDevices if absent else DeviceError)(str(trouble)) from None
             self._learn(gpus)
@@ -119,7 +119,7 @@ class NvmlDevices:
             return self._all_unhealthy(late)
         try:
             gpus = self._child.look()
-        except NoAnswer as trouble:
+        except ProbeError as trouble:
             return self._all_unhealthy(trouble.reason)
         else:
             self._learn(gpus)
@@ -135,7 +135,7 @@ class NvmlDevices:
         with self._lock:
             self._child.close()
 
-    def _learn(self, gpus: list[GpuLook]) -> None:
+    def _learn(self, gpus: list[GpuSnapshot]) -> None:
         """Which devices there are, and which have just fallen sick."""
         for gpu, look in enumerate(gpus):
             for device in look["devices"]:
@@ -144,7 +144,7 @@ class NvmlDevices:
                 if event["xid"] not in self._ignored_xids:
                     self._mark(gpu, event["instance"], _xid(event["xid"]))
 
-    def _remember(self, gpu: int, look: DeviceLook) -> None:
+    def _remember(self, gpu: int, look: DeviceSnapshot) -> None:
         before = self._known.get(look["id"])
         index = before.device.index if before else len(self._known)
         if before and look["fault"]:  # a faulty device tells less of itself than it once did
@@ -158,7 +158,7 @@ class NvmlDevices:
             if known.gpu == gpu and (instance is None or known.instance in (None, instance)):
                 self._sick.setdefault(known.device.id, fault)
 
-    def _reading(self, known: _Known, look: DeviceLook | None, gpus: list[GpuLook]) -> Reading:
+    def _reading(self, known: _Known, look: DeviceSnapshot | None, gpus: list[GpuSnapshot]) -> Reading:
         sick = self._sick.get(known.device.id, "")
         if look is None:
             lost = gpus[known.gpu]["fault"] if known.gpu < len(gpus) else ""
@@ -195,7 +195,7 @@ def _ecc(errors: int | None) -> str:
     return f"{errors} uncorrectable memory errors (ECC) since its last reset" if errors else ""
 
 
-def _no_device(gpus: list[GpuLook]) -> str:
+def _no_device(gpus: list[GpuSnapshot]) -> str:
     faults = [f"GPU {number}: {look['fault']}" for number, look in enumerate(gpus) if look["fault"]]
     if faults:
         return f"No GPU can be used ({'; '.join(faults)}). Check `nvidia-smi` and `dmesg`."

@@ -57,7 +57,7 @@ class Event(TypedDict):
     instance: list[int] | None  # the MIG slice that is meant; None: the whole GPU
 
 
-class DeviceLook(TypedDict):
+class DeviceSnapshot(TypedDict):
     """One device: a GPU, or a MIG slice of one."""
 
     id: str
@@ -73,18 +73,18 @@ class DeviceLook(TypedDict):
     fault: str
 
 
-class GpuLook(TypedDict):
+class GpuSnapshot(TypedDict):
     """One GPU, by its place in NVML's list. In MIG mode its slices are its devices."""
 
     fault: str  # why no device of it can be told
     events: list[Event]
-    devices: list[DeviceLook]
+    devices: list[DeviceSnapshot]
 
 
 class Answer(TypedDict, total=False):
     """Either `gpus`, or `error` with its `fix`; after an error the probe ends."""
 
-    gpus: list[GpuLook]
+    gpus: list[GpuSnapshot]
     error: str
     fix: str
 
@@ -109,8 +109,8 @@ class Gpus:
     def look(self) -> Answer:
         return {"gpus": [self._look_at(index) for index in range(nvml.nvmlDeviceGetCount())]}
 
-    def _look_at(self, index: int) -> GpuLook:
-        look: GpuLook = {"fault": "", "events": [], "devices": []}
+    def _look_at(self, index: int) -> GpuSnapshot:
+        look: GpuSnapshot = {"fault": "", "events": [], "devices": []}
         try:
             for event in self._events(index):  # first: a lost GPU may have told why it went
                 look["events"].append(event)
@@ -157,8 +157,8 @@ def devices_of(gpu: Any) -> Iterator[tuple[Any, list[int] | None]]:
         yield mig, [nvml.nvmlDeviceGetGpuInstanceId(mig), nvml.nvmlDeviceGetComputeInstanceId(mig)]
 
 
-def look_at(device: Any, gpu: Any, instance: list[int] | None) -> DeviceLook:
-    look: DeviceLook = {
+def look_at(device: Any, gpu: Any, instance: list[int] | None) -> DeviceSnapshot:
+    look: DeviceSnapshot = {
         "id": nvml.nvmlDeviceGetUUID(device),
         "model": "GPU",
         "memory_mb": 0,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from gpu_flows.analytics.facts import DeviceEvent, DeviceSeen, Sampled
 from gpu_flows.blocks.cluster import GpuCluster
 from gpu_flows.devices.base import DeviceError, DeviceSource, NoDevices, Reading
-from gpu_flows.devices.docker_hosts import DockerDevices
+from gpu_flows.devices.docker import DockerDevices
 from gpu_flows.devices.nvml import NvmlDevices
 from gpu_flows.devices.simulated import Load, SimulatedDevices
 from gpu_flows.runtimes.base import Runtime

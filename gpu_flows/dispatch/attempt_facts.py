@@ -75,7 +75,7 @@ def saved_work(attempt: Attempt, ended: float, exit_code: int | None, goes_on: b
 
 
 def _journal(launch: Launch) -> list[contract.Entry]:
-    return contract.journal(Path(launch.checkpoints)) if launch.checkpoints else []
+    return contract.read_journal(Path(launch.checkpoints)) if launch.checkpoints else []
 
 
 def progress_of(attempt: Attempt, before: Progress, saved: SavedWork, ended: float, kind: Kind) -> Progress:

@@ -156,10 +156,10 @@ def _is_done(ended: Future[Outcome]) -> bool:
     outcome = None if ended.exception() else ended.result()
     directory, number = os.environ.get(contract.DIRECTORY, ""), contract.attempt_number()
     if outcome and outcome.exit_code == contract.CHECKPOINTED and directory:
-        told = contract.journal(Path(directory))[-1:]
+        told = contract.read_journal(Path(directory))[-1:]
         if [(entry.event, entry.attempt) for entry in told] != [("left", number)]:  # it did not say so itself
             with suppress(OSError):
-                contract.note(Path(directory), contract.Entry("left", number, time.time()))
+                contract.write_entry(Path(directory), contract.Entry("left", number, time.time()))
     return outcome is not None and outcome.exit_code == 0 and not outcome.timed_out
 
 

@@ -133,7 +133,7 @@ def fetch_journal(host: Host, launch: Launch) -> None:
     """Put what the job told of its checkpoints where the worker looks for it. Blocks."""
     path = f"{words.CHECKPOINTS}/{contract.JOURNAL}"
     with suppress(NotFound, OSError):
-        text = host.ask(lambda api: read(api, launch, path, contract.MOST_READ))
+        text = host.ask(lambda api: read(api, launch, path, contract.MAX_JOURNAL_BYTES))
         # Made anew and renamed: an earlier attempt may have left a link in its place.
         fresh = Path(launch.checkpoints, f"{contract.JOURNAL}.new")
         fresh.unlink(missing_ok=True)

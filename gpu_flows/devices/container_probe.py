@@ -13,13 +13,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpu_flows.devices.nvml_child import NoAnswer
+from gpu_flows.devices.process_probe import ProbeError
 from gpu_flows.runtimes.docker.host import PULSE_S, Host, HostAway
 
 if TYPE_CHECKING:
     from docker import APIClient
 
-    from gpu_flows.devices.nvml_probe import Answer, Event, GpuLook
+    from gpu_flows.devices.nvml_probe import Answer, Event, GpuSnapshot
 
 STALE_S = 10.0
 FIRST_LOOK_S = 20.0
@@ -37,24 +37,24 @@ class ContainerProbe:
         self._host, self._image, self._every_s = host, image, every_s
         self._stale_s = max(STALE_S, 3 * every_s)
         self._name = f"gf-sampler-{owner}-{host.name}"
-        self._looks: list[GpuLook] | None = None
+        self._looks: list[GpuSnapshot] | None = None
         self._events: list[list[Event]] = []
         self._seen = 0.0  # when it last told of GPUs
         self._told = False  # whether it told anything since it was started
-        self._trouble = NoAnswer(f"host {host.name} has not been asked yet", "")
+        self._trouble = ProbeError(f"host {host.name} has not been asked yet", "")
         self._lock = threading.Lock()
         self._answered = threading.Event()
         self._closed = threading.Event()
         threading.Thread(target=self._run, name=f"sampler-{host.name}", daemon=True).start()
 
-    def look(self, patient: bool = False) -> list[GpuLook]:
+    def look(self, patient: bool = False) -> list[GpuSnapshot]:
         if patient:
             self._answered.wait(FIRST_LOOK_S)
         with self._lock:
             if self._looks is None:
                 raise self._trouble
             if (silent := time.monotonic() - self._seen) > self._stale_s:
-                raise NoAnswer(
+                raise ProbeError(
                     f"the sampler on host {self._host.name} has been silent for {silent:.0f} s", ""
                 )
             # What happened between two looks is told with the next one that is asked for.
@@ -153,7 +153,7 @@ class ContainerProbe:
 
     def _fail(self, why: str, fix: str) -> None:
         with self._lock:
-            self._trouble, self._looks = NoAnswer(why, fix), None
+            self._trouble, self._looks = ProbeError(why, fix), None
         self._answered.set()
 
     def _remove(self) -> None:

@@ -16,14 +16,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 if TYPE_CHECKING:  # at run time only the child imports pynvml
-    from gpu_flows.devices.nvml_probe import Answer, GpuLook
+    from gpu_flows.devices.nvml_probe import Answer, GpuSnapshot
 
 SCRIPT = Path(__file__).with_name("nvml_probe.py")
 LONGEST_PAUSE_S = 60.0
 STUCK_FIX = "Check `nvidia-smi` and `dmesg`; a stuck driver needs a GPU reset or a reboot."
 
 
-class NoAnswer(Exception):
+class ProbeError(Exception):
     """There is no answer now; `reason` stays the same for as long as the trouble does."""
 
     def __init__(self, reason: str, fix: str = STUCK_FIX) -> None:
@@ -31,7 +31,7 @@ class NoAnswer(Exception):
         self.reason = reason
 
 
-class NvmlChild:
+class ProcessProbe:
     """One probe at a time. The owner sees to it that one thread at a time asks.
 
     A new probe's first answer may take `start_s`, for a sleeping driver can take long to wake;
@@ -45,27 +45,27 @@ class NvmlChild:
         self._start_s = start_s
         self._first_pause_s = self._pause_s = pause_s
         self._next_start = 0.0
-        self._trouble = NoAnswer("NVML has not been asked yet")
+        self._trouble = ProbeError("NVML has not been asked yet")
         self._process: _Process | None = None
         self._dying: _Process | None = None
 
-    def look(self, patient: bool = False) -> list[GpuLook]:
-        """All GPUs as the probe sees them now; raises NoAnswer when it does not say."""
+    def look(self, patient: bool = False) -> list[GpuSnapshot]:
+        """All GPUs as the probe sees them now; raises ProbeError when it does not say."""
         process = self._process or self._start()
         process.ask(self._deadline_s if process.has_answered else self._start_s)
         until = process.due if patient else min(process.due, time.monotonic() + self._deadline_s)
         try:
             answer = process.answer(until)
         except EOFError:
-            raise self._give_up(NoAnswer(process.obituary())) from None
+            raise self._give_up(ProbeError(process.obituary())) from None
         except TimeoutError:
             waited_s = self._start_s if patient and not process.has_answered else self._deadline_s
-            trouble = NoAnswer(f"NVML has not answered for {waited_s:.1f} s")
+            trouble = ProbeError(f"NVML has not answered for {waited_s:.1f} s")
             if until < process.due:  # a new probe has more time than this caller
                 raise trouble from None
             raise self._give_up(trouble) from None
         if "error" in answer:
-            raise self._give_up(NoAnswer(f"NVML failed: {answer['error']}", answer["fix"]))
+            raise self._give_up(ProbeError(f"NVML failed: {answer['error']}", answer["fix"]))
         self._pause_s = self._first_pause_s
         return answer["gpus"]
 
@@ -76,7 +76,7 @@ class NvmlChild:
                 process.is_alive(within_s=1.0)
         self._process = None
         self._next_start = float("inf")
-        self._trouble = NoAnswer("NVML is no longer watched", "Open the devices again.")
+        self._trouble = ProbeError("NVML is no longer watched", "Open the devices again.")
 
     def _start(self) -> _Process:
         # A process stuck inside the driver outlives its kill: none is started behind it.
@@ -86,10 +86,10 @@ class NvmlChild:
         try:
             self._process = _Process(self._command)
         except OSError as error:
-            raise self._give_up(NoAnswer(f"NVML's probe cannot be started ({error})")) from None
+            raise self._give_up(ProbeError(f"NVML's probe cannot be started ({error})")) from None
         return self._process
 
-    def _give_up(self, trouble: NoAnswer) -> NoAnswer:
+    def _give_up(self, trouble: ProbeError) -> ProbeError:
         if self._process is not None:
             self._process.kill()
         self._dying, self._process = self._process, None

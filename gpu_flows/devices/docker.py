@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from gpu_flows.devices.base import DeviceError, Reading
-from gpu_flows.devices.docker_sampler import ContainerProbe
+from gpu_flows.devices.container_probe import ContainerProbe
 from gpu_flows.devices.nvml import NvmlDevices
 from gpu_flows.devices.simulated import Load, SimulatedDevices
 from gpu_flows.runtimes.docker.host import Host

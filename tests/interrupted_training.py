@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from gpu_flows.checkpoints import contract
-from gpu_flows.checkpoints.store import Content
+from gpu_flows.checkpoints.store import ContentWriter
 from gpu_flows.training import Recipe, register
 from gpu_flows.training.config import TrainConfig
 from gpu_flows.training.loop import train
@@ -83,7 +83,7 @@ def _die_in_save(death: Death, step: Callable[[], int]) -> None:
         return call
 
     if death.in_save == "write":
-        Content.write = deadly(Content.write, after=True)  # type: ignore[method-assign]
+        ContentWriter.write = deadly(ContentWriter.write, after=True)  # type: ignore[method-assign]
     elif death.in_save == "renamed":
         os.rename = deadly(os.rename, after=True)
     else:
