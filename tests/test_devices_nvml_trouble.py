@@ -121,7 +121,7 @@ def test_pauses_between_probes_double_until_one_answers(
     def starts_after(seconds: float) -> int:
         nonlocal now
         eventually(lambda: not children())
-        last = source._child._dying  # type: ignore[attr-defined]
+        last = source._probe._killed  # type: ignore[attr-defined]
         eventually(lambda: last is None or not last.is_alive())  # really gone, with all its threads
         now += seconds
         source.read()
@@ -201,8 +201,8 @@ def test_closing_ends_the_probe_and_later_calls_say_so(nvml: StandIn, devices: N
     devices.close()
 
     assert children() == []
-    assert devices.read() == [Reading("GPU-0", healthy=False, detail="NVML is no longer watched")]
-    with pytest.raises(DeviceError, match="no longer watched"):
+    assert devices.read() == [Reading("GPU-0", healthy=False, detail="the source of devices is closed")]
+    with pytest.raises(DeviceError, match="source of devices is closed"):
         devices.nodes()
 
 
@@ -214,7 +214,7 @@ def test_the_probe_dies_with_its_owner_even_while_nvml_hangs(nvml: StandIn, hang
     program = (
         "import sys; from gpu_flows.devices.nvml import NvmlDevices\n"
         f"source = NvmlDevices(library={nvml.library!r}, deadline_s=0.1, start_s=600)\n"
-        "source.read(); print(source._child._process._popen.pid, flush=True); sys.stdin.read()"
+        "source.read(); print(source._probe._process._popen.pid, flush=True); sys.stdin.read()"
     )
     owner = subprocess.Popen(
         [sys.executable, "-c", program],

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from gpu_flows.devices.base import Reading
-from gpu_flows.devices.sampler import Sampler, next_beat
+from gpu_flows.devices.sampler import Sampler, next_sample_time
 from gpu_flows.schedulers.model import Node
 
 SOON = 30.0  # only ends a test that would never end
@@ -111,9 +111,9 @@ def test_a_slow_reading_stalls_nobody() -> None:
 
 
 def test_a_slow_reading_skips_beats_instead_of_piling_them_up() -> None:
-    assert next_beat(last=100.0, now=100.2, every_s=1.0) == 101.0
-    assert next_beat(last=100.0, now=103.5, every_s=1.0) == 104.0
-    assert next_beat(last=100.0, now=99.9, every_s=1.0) == 101.0  # woken a little early: no beat twice
+    assert next_sample_time(last=100.0, now=100.2, every_s=1.0) == 101.0
+    assert next_sample_time(last=100.0, now=103.5, every_s=1.0) == 104.0
+    assert next_sample_time(last=100.0, now=99.9, every_s=1.0) == 101.0  # woken a little early: no beat twice
 
 
 def test_closing_waits_for_the_thread_to_end() -> None:

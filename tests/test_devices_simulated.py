@@ -95,7 +95,7 @@ def test_a_device_can_be_declared_sick_and_well_again() -> None:
 
 
 def test_an_unknown_device_cannot_fall_sick() -> None:
-    with pytest.raises(ValueError, match="There is no device nonsense; there are SIM-node-1-0"):
+    with pytest.raises(ValueError, match="There is no device nonsense. Choose one of SIM-node-1-0"):
         SimulatedDevices(declare("1x1")).set_health("nonsense", False)
 
 

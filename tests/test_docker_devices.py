@@ -56,7 +56,7 @@ def with_file(daemon: Daemon, image: str, new: str, path: str, content: bytes, v
 
 @pytest.fixture
 def devices_of(engine: Daemon, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., DockerDevices]]:
-    monkeypatch.setattr(container_probe, "AGAIN_S", 0.2)
+    monkeypatch.setattr(container_probe, "RESTART_PAUSE_S", 0.2)
     opened: list[DockerDevices] = []
 
     def make(*hosts: DockerHost, image: str = "gpus:test") -> DockerDevices:
@@ -88,8 +88,8 @@ def test_a_host_tells_its_gpus_and_how_they_do(
         ("GPU-a", 37.0, True),
         ("GPU-b", 80.0, True),
     ]
-    assert devices.news() is None
-    assert devices.trouble == ""
+    assert devices.changed_nodes() is None
+    assert devices.problem == ""
 
 
 def test_the_sampler_may_nothing_but_look(engine: Daemon, devices_of: Callable[..., DockerDevices]) -> None:
@@ -150,13 +150,13 @@ def test_a_host_that_comes_later_is_news(
         DockerHost(name="late", url=f"unix://{socket}"), DockerHost(name="declared", url=engine.url, gpus=2)
     )
     assert [node.name for node in devices.nodes()] == ["declared"]
-    assert "late" in devices.trouble
-    assert devices.news() is None
+    assert "late" in devices.problem
+    assert devices.changed_nodes() is None
     socket.symlink_to(engine.socket)
     nodes = eventually(devices.news, "it is heard of")
     assert nodes
     assert [(node.name, len(node.devices)) for node in nodes] == [("late", 2), ("declared", 2)]
-    assert devices.trouble == ""
+    assert devices.problem == ""
     assert len(devices.read()) == 4
 
 

@@ -19,7 +19,7 @@ from live import Pool
 from gpu_flows.blocks import DockerHost
 from gpu_flows.bootstrap.local_stack import Stack
 from gpu_flows.devices.container_probe import ContainerProbe
-from gpu_flows.devices.process_probe import ProbeError
+from gpu_flows.devices.probe import ProbeError
 from gpu_flows.runtimes.docker.host import Host
 
 pytest_plugins = ["docker_hosts.fixtures"]
@@ -79,7 +79,7 @@ def test_it_serves_as_probe_image(image: Callable[..., str], prefect_engine: Dae
     probe = ContainerProbe(Host(DockerHost(name="one", url=prefect_engine.url)), TAG, "test", 1.0)
     try:
         with pytest.raises(ProbeError, match="NVML on host one failed"):  # it ran, and there is no driver
-            probe.look(patient=True)
+            probe.read(wait_for_start=True)
     finally:
         probe.close()
 

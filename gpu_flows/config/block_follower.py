@@ -19,7 +19,8 @@ from gpu_flows.blocks import GpuCluster
 from gpu_flows.config.pool_blocks import BadBlock, BlockNames, PolicyChoice, read_cluster, read_policy
 from gpu_flows.devices.base import DeviceError, DeviceSource, Reading
 from gpu_flows.devices.sampler import Sampler
-from gpu_flows.devices.telemetry import Telemetry, open_devices
+from gpu_flows.devices.sources import open_devices
+from gpu_flows.devices.telemetry import Telemetry
 from gpu_flows.dispatch.dispatcher import Dispatcher
 from gpu_flows.schedulers.model import Node
 from gpu_flows.schedulers.policy import PolicyError
@@ -65,7 +66,7 @@ class BlockFollower:
     @property
     def missing(self) -> str:
         """Why some of the devices are not known."""
-        return self._source.trouble if self._source else ""
+        return self._source.problem if self._source else ""
 
     @property
     def readings(self) -> dict[str, Reading]:
@@ -155,13 +156,13 @@ class BlockFollower:
             loop.call_soon_threadsafe(self._take, at, readings)
 
     def _adopt(self, nodes: list[Node]) -> None:
-        self._telemetry.adopt(nodes, time.time())
+        self._telemetry.set_nodes(nodes, time.time())
         for node in nodes:
             trouble = self._containers.trouble_of(node.name)
             self._engine.set_node(node.name, not trouble, trouble)
 
     def _take(self, at: float, readings: list[Reading]) -> None:
-        if self._source and (nodes := self._source.news()):
+        if self._source and (nodes := self._source.changed_nodes()):
             self._adopt(nodes)
-        self._telemetry.take(at, readings)
+        self._telemetry.add_readings(at, readings)
         self._dispatcher.wake()

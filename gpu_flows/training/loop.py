@@ -177,6 +177,7 @@ class Training:
     # -- reports ----------------------------------------------------------------------------------
 
     def progress(self) -> Progress:
+        """Return the progress after the latest step."""
         config, tally = self.config, self.tally
         time_fraction = tally.seconds / config.seconds if config.seconds else 0.0
         return Progress(
@@ -184,33 +185,30 @@ class Training:
             epoch=self.batches.epoch,
             epochs=config.epochs,
             fraction=min(1.0, max(tally.steps / self.planned_steps, time_fraction)),
-            loss=tally.loss,
-            accuracy=tally.accuracy,
-            seconds=tally.seconds,
-            samples_per_second=tally.samples / tally.seconds if tally.seconds else 0.0,
-            peak_memory_mb=tally.peak_memory_mb,
+            **self._measures(),
         )
 
     def result(self, limit: str) -> TrainResult:
         """Return the result of a training that this limit ended."""
-        last = self.progress()
         return TrainResult(
             model=self.config.model,
             device=self.hardware.device.type,
             devices=self.processes.size,
             precision=self.config.precision,
             parameters=sum(parameter.numel() for parameter in self.network.parameters()),
-            steps=last.step,
-            epochs=last.epoch,
+            steps=self.tally.steps,
+            epochs=self.batches.epoch,
             samples=self.tally.samples,
             first_loss=self.tally.first_loss,
-            loss=last.loss,
-            accuracy=last.accuracy,
-            seconds=last.seconds,
-            samples_per_second=last.samples_per_second,
-            peak_memory_mb=last.peak_memory_mb,
             stopped_by=limit,
+            **self._measures(),
         )
+
+    def _measures(self) -> dict[str, Any]:
+        """Return the values that progress and result have in common."""
+        tally = self.tally
+        measures = {name: getattr(tally, name) for name in ("loss", "accuracy", "seconds", "peak_memory_mb")}
+        return {**measures, "samples_per_second": tally.samples / tally.seconds if tally.seconds else 0.0}
 
 
 def _choose_samples(config: TrainConfig, recipe: registry.Recipe) -> tuple[Tensor, Tensor]:
@@ -222,8 +220,8 @@ def _choose_samples(config: TrainConfig, recipe: registry.Recipe) -> tuple[Tenso
         if (own.shape[1:], own.is_floating_point()) != (other.shape[1:], other.is_floating_point()):
             raise ValueError(
                 f"the {part} of dataset {config.dataset!r} are {_describe_rows(other)} each, and "
-                f"{config.model!r} learns from {_describe_rows(own)}. Choose another dataset, or leave it empty "
-                "for the model's own."
+                f"{config.model!r} learns from {_describe_rows(own)}. "
+                "Choose another dataset, or leave it empty for the model's own."
             )
     return inputs, targets
 
