@@ -70,7 +70,7 @@ def test_readings_do_not_wait_for_a_listing_that_hangs(nvml: StandIn, hasty_devi
     hasty_devices.nodes()
     nvml.set(hang="nvmlInitWithFlags")
     end_probe()
-    hasty_devices.read()  # finds it dead
+    hasty_devices.read()  # detects that it has ended
     assert hasty_devices.read()[0].detail == "NVML has not answered for 0.5 s"  # the next one hangs
 
     listed: list[Node] = []
@@ -179,7 +179,7 @@ def test_find_nvml_returns_the_reason_or_nothing(nvml: StandIn, tmp_path: Path) 
 
 
 def test_without_a_library_the_reason_is_the_driver(nvml: StandIn, tmp_path: Path) -> None:
-    # A folder that the loader searches first, whose libnvidia-ml is no library at all.
+    # The loader searches this folder first, and its libnvidia-ml is not a library.
     (tmp_path / "libnvidia-ml.so.1").write_text("not a library")
     finding = subprocess.run(
         [sys.executable, "-c", "from gpu_flows.devices.nvml import find_nvml; print(find_nvml())"],
@@ -191,7 +191,7 @@ def test_without_a_library_the_reason_is_the_driver(nvml: StandIn, tmp_path: Pat
     assert "NVML Shared Library Not Found. Install the NVIDIA driver" in finding.stdout
 
 
-# Its processes
+# Processes of the probe
 
 
 def test_closing_ends_the_probe_and_later_calls_report_it(nvml: StandIn, devices: NvmlDevices) -> None:

@@ -1,5 +1,4 @@
-"""Fifty kills, by SIGTERM and SIGKILL, between steps, within steps and within saves, do not change the
-result."""
+"""Fifty kills, by SIGTERM and SIGKILL, in steps, between steps and in saves, do not change the result."""
 
 from __future__ import annotations
 

@@ -13,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gpu_flows.common.retry import Backoff
 from gpu_flows.devices.probe import ProbeError
 from gpu_flows.runtimes.docker.host import PULSE_S, Host, HostAway
 
@@ -71,27 +72,31 @@ class ContainerProbe:
     def _run(self) -> None:
         from docker.errors import APIError
 
-        pause = RESTART_PAUSE_S
+        backoff = Backoff(RESTART_PAUSE_S, factor=2, most_s=LONGEST_PAUSE_S)
+        pauses = backoff.pauses()
+        pause = next(pauses)
         while not self._closed.is_set():
             try:
                 self._host.ask(self._start)
                 before = self._received_at
                 self._host.ask(self._follow, 2 * self._stale_s)
-                if self._received_at == before:
+                if self._received_at > before:
+                    pauses = backoff.pauses()
+                else:
                     self._explain_silence()
-                pause = RESTART_PAUSE_S if self._received_at > before else min(2 * pause, LONGEST_PAUSE_S)
+                pause = next(pauses)
             except HostAway as error:
                 self._fail(f"host {self._host.name} does not answer ({error})", "")
             except APIError as error:
                 self._fail(f"the sampler on host {self._host.name} does not start: {error.explanation}", FIX)
-                pause = min(2 * pause, LONGEST_PAUSE_S)
+                pause = next(pauses)
             except Exception as error:  # this thread must survive, because only it restarts the sampler
                 self._fail(f"the sampler on host {self._host.name} cannot be followed: {error!r}", "")
             self._closed.wait(pause)
         self._remove()  # `close` may have run while the container was being started
 
     def _explain_silence(self) -> None:
-        """Report what a container printed last that ended without an answer."""
+        """Report the last error output of a container that ended without an answer."""
         if self._has_answered:
             return
         last = self._host.ask(lambda api: api.logs(self._name, stdout=False, stderr=True, tail=1))

@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
+from gpu_flows.common.retry import Backoff
 from gpu_flows.devices.probe import ProbeError
 
 if TYPE_CHECKING:  # only the child process imports pynvml
@@ -37,7 +38,8 @@ class ProcessProbe:
         self._command = [sys.executable, "-P", str(SCRIPT), *([library] if library else [])]
         self._deadline_s = deadline_s
         self._start_s = start_s
-        self._first_pause_s = self._pause_s = pause_s
+        self._backoff = Backoff(pause_s, factor=2, most_s=LONGEST_PAUSE_S)
+        self._pauses = self._backoff.pauses()
         self._next_start = 0.0
         self._error = ProbeError("NVML has not been read yet")
         self._process: _Process | None = None
@@ -59,7 +61,7 @@ class ProcessProbe:
             raise self._replace(error) from None
         if "error" in answer:
             raise self._replace(ProbeError(f"NVML failed: {answer['error']}", answer["fix"]))
-        self._pause_s = self._first_pause_s
+        self._pauses = self._backoff.pauses()
         return answer["gpus"]
 
     def close(self) -> None:
@@ -88,8 +90,7 @@ class ProcessProbe:
             self._process.kill()
         self._killed, self._process = self._process, None
         self._error = error
-        self._next_start = time.monotonic() + self._pause_s
-        self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
+        self._next_start = time.monotonic() + next(self._pauses)
         return error
 
 
