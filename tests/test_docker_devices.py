@@ -142,7 +142,7 @@ def test_a_host_that_cannot_be_read_says_why(
     assert devices.read() == []
 
 
-def test_a_host_that_comes_later_is_news(
+def test_a_host_that_becomes_reachable_later_is_a_change(
     engine: Daemon, devices_of: Callable[..., DockerDevices], tmp_path: Path
 ) -> None:
     socket = tmp_path / "late.sock"
@@ -153,7 +153,7 @@ def test_a_host_that_comes_later_is_news(
     assert "late" in devices.problem
     assert devices.changed_nodes() is None
     socket.symlink_to(engine.socket)
-    nodes = eventually(devices.news, "it is heard of")
+    nodes = eventually(devices.changed_nodes, "the host is read")
     assert nodes
     assert [(node.name, len(node.devices)) for node in nodes] == [("late", 2), ("declared", 2)]
     assert devices.problem == ""
