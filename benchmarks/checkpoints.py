@@ -19,7 +19,7 @@ from typing import Any
 from common import SPREAD_HEADING, Goal, Spread, log_progress, make_parser, report, run_benchmark
 
 from gpu_flows.checkpoints import contract
-from gpu_flows.checkpoints.resuming import EVERY_S
+from gpu_flows.checkpoints.resumable_loop import EVERY_S
 from gpu_flows.training.config import TrainConfig
 from gpu_flows.training.registry import models
 
@@ -69,7 +69,7 @@ def train_with_checkpoints(config: TrainConfig) -> tuple[list[contract.Entry], i
     with tempfile.TemporaryDirectory(prefix="gpu-flows-benchmark-") as folder:
         os.environ[contract.DIRECTORY] = folder
         result = train(config)
-        journal = contract.journal(Path(folder))
+        journal = contract.read_journal(Path(folder))
         return [entry for entry in journal if entry.event == "saved"], result.parameters
 
 

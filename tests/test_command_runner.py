@@ -216,7 +216,7 @@ def test_a_preempted_command_finishes_or_is_requeued(
     else:
         with pytest.raises(TerminationSignal):
             run()
-    recorded = [(entry.event, entry.attempt) for entry in contract.journal(tmp_path)]
+    recorded = [(entry.event, entry.attempt) for entry in contract.read_journal(tmp_path)]
     assert recorded == ([("left", 3)] if code == 85 else [])
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from nvml.helpers import by_id, children, end_probe, eventually
 from nvml.standin import DOUBLE_BIT_ECC, GPU_IS_LOST, NO_PERMISSION, UNKNOWN_ERROR, XID, StandIn
-from nvml.watch import by_id, children, end_probe, eventually
 
 from gpu_flows.devices.base import DeviceError, Reading
 from gpu_flows.devices.nvml import APPLICATION_XIDS, NvmlDevices
@@ -55,7 +55,7 @@ def test_readings_follow_the_device_with_one_probe_process(nvml: StandIn, device
     assert children() == [probe]
 
 
-def test_what_a_device_does_not_support_is_none_and_no_fault(nvml: StandIn, devices: NvmlDevices) -> None:
+def test_an_unsupported_value_is_none_and_not_a_fault(nvml: StandIn, devices: NvmlDevices) -> None:
     nvml.add_gpu()
     for field in ("memory", "utilization", "power", "temperature", "ecc", "processes", "events"):
         nvml.unset(f"gpu0.{field}")
@@ -64,14 +64,16 @@ def test_what_a_device_does_not_support_is_none_and_no_fault(nvml: StandIn, devi
     assert devices.nodes()[0].devices[0].memory_mb == 0
 
 
-def test_older_drivers_tell_the_temperature_by_an_older_call(nvml: StandIn, devices: NvmlDevices) -> None:
+def test_the_temperature_of_older_drivers_comes_from_an_older_function(
+    nvml: StandIn, devices: NvmlDevices
+) -> None:
     nvml.add_gpu(old_temperature=61)
     nvml.unset("gpu0.temperature")
 
     assert by_id(devices)["GPU-0"].temperature_c == 61
 
 
-def test_a_gpu_in_mig_mode_is_its_slices(nvml: StandIn, devices: NvmlDevices) -> None:
+def test_the_devices_of_a_gpu_in_mig_mode_are_its_slices(nvml: StandIn, devices: NvmlDevices) -> None:
     nvml.add_gpu(temperature=48)
     nvml.add_slice(0, 0, uuid="MIG-small", memory="9984 12")
     nvml.add_slice(0, 4, uuid="MIG-large", memory="40192 700", name="NVIDIA H100 MIG 4g.40gb")
@@ -89,7 +91,7 @@ def test_a_gpu_in_mig_mode_is_its_slices(nvml: StandIn, devices: NvmlDevices) ->
     assert readings.keys() == {"MIG-small", "MIG-large", "GPU-whole"}
 
 
-def test_mig_mode_without_slices_is_explained(nvml: StandIn, devices: NvmlDevices) -> None:
+def test_mig_mode_without_slices_is_an_error_with_a_fix(nvml: StandIn, devices: NvmlDevices) -> None:
     nvml.add_gpu(mig=1)
 
     with pytest.raises(DeviceError, match="MIG mode without a slice"):
@@ -99,12 +101,14 @@ def test_mig_mode_without_slices_is_explained(nvml: StandIn, devices: NvmlDevice
 # Health
 
 
-def test_a_critical_xid_makes_its_device_unhealthy_for_good(nvml: StandIn, devices: NvmlDevices) -> None:
+def test_a_critical_xid_makes_its_device_unhealthy_until_reopened(
+    nvml: StandIn, devices: NvmlDevices
+) -> None:
     nvml.add_gpu()
     nvml.add_gpu()
     assert all(reading.healthy for reading in devices.read())
 
-    nvml.tell(1, XID, 79)
+    nvml.add_event(1, XID, 79)
 
     for _ in range(2):
         readings = by_id(devices)
@@ -119,18 +123,18 @@ def test_xids_that_programs_cause_are_ignored(nvml: StandIn, devices: NvmlDevice
     devices.read()
 
     for xid in APPLICATION_XIDS:
-        nvml.tell(0, XID, xid)
+        nvml.add_event(0, XID, xid)
     assert by_id(devices)["GPU-0"].healthy
 
-    nvml.tell(0, XID, 31)
-    nvml.tell(0, XID, 140)
+    nvml.add_event(0, XID, 31)
+    nvml.add_event(0, XID, 140)
     assert by_id(devices)["GPU-0"].detail.startswith("Xid 140")
 
 
 def test_an_xid_survives_a_restart_of_the_probe(nvml: StandIn, devices: NvmlDevices) -> None:
     nvml.add_gpu()
     devices.read()
-    nvml.tell(0, XID, 74)
+    nvml.add_event(0, XID, 74)
     devices.read()
 
     end_probe()
@@ -139,19 +143,19 @@ def test_an_xid_survives_a_restart_of_the_probe(nvml: StandIn, devices: NvmlDevi
     assert by_id(devices)["GPU-0"].detail == "Xid 74: NVLink error"
 
 
-def test_an_xid_of_one_mig_slice_leaves_its_neighbours_alone(nvml: StandIn, devices: NvmlDevices) -> None:
+def test_an_xid_of_one_mig_slice_does_not_affect_the_others(nvml: StandIn, devices: NvmlDevices) -> None:
     nvml.add_gpu()
     nvml.add_slice(0, 0, gi=7)
     nvml.add_slice(0, 1, gi=8)
     devices.read()
 
-    nvml.tell(0, XID, 94, instance=(8, 0))
+    nvml.add_event(0, XID, 94, instance=(8, 0))
     assert {id: reading.healthy for id, reading in by_id(devices).items()} == {
         "MIG-0-0": True,
         "MIG-0-1": False,
     }
 
-    nvml.tell(0, XID, 79)
+    nvml.add_event(0, XID, 79)
     assert not any(reading.healthy for reading in devices.read())
 
 
@@ -172,7 +176,7 @@ def test_a_double_bit_ecc_event_makes_a_device_unhealthy(nvml: StandIn, devices:
     nvml.add_gpu()
     devices.read()
 
-    nvml.tell(0, DOUBLE_BIT_ECC)
+    nvml.add_event(0, DOUBLE_BIT_ECC)
 
     assert "double-bit ECC" in by_id(devices)["GPU-0"].detail
 
@@ -190,7 +194,7 @@ def test_a_lost_device_is_unhealthy_and_the_others_are_not(
         "GPU-0": "GPU is lost",
         "GPU-1": "",
     }
-    nvml.tell(1, XID, 79)
+    nvml.add_event(1, XID, 79)
     assert by_id(devices)["GPU-1"].detail.startswith("Xid 79")
 
     nvml.unset(f"gpu0.{how}")
@@ -198,17 +202,17 @@ def test_a_lost_device_is_unhealthy_and_the_others_are_not(
     assert devices.nodes() == before
 
 
-def test_a_lost_device_still_says_why_it_went(nvml: StandIn, devices: NvmlDevices) -> None:
+def test_a_lost_device_keeps_the_reason(nvml: StandIn, devices: NvmlDevices) -> None:
     nvml.add_gpu()
     devices.read()
 
     nvml.set({"gpu0.lost": GPU_IS_LOST})
-    nvml.tell(0, XID, 79)
+    nvml.add_event(0, XID, 79)
 
     assert by_id(devices)["GPU-0"].detail.startswith("Xid 79")
 
 
-def test_a_value_that_fails_is_a_fault_but_one_that_is_not_ours_to_see_is_none(
+def test_a_failing_value_is_a_fault_but_one_without_permission_is_none(
     nvml: StandIn, devices: NvmlDevices
 ) -> None:
     nvml.add_gpu(power=f"!{UNKNOWN_ERROR}")
@@ -220,7 +224,7 @@ def test_a_value_that_fails_is_a_fault_but_one_that_is_not_ours_to_see_is_none(
     assert (readings["GPU-1"].healthy, readings["GPU-1"].power_w) == (True, None)
 
 
-def test_a_faulty_device_keeps_what_was_known_of_it(nvml: StandIn, devices: NvmlDevices) -> None:
+def test_a_faulty_device_keeps_its_model_and_memory(nvml: StandIn, devices: NvmlDevices) -> None:
     nvml.add_gpu()
     before = devices.nodes()
 
@@ -230,7 +234,7 @@ def test_a_faulty_device_keeps_what_was_known_of_it(nvml: StandIn, devices: Nvml
     assert devices.nodes() == before
 
 
-def test_a_device_that_disappears_is_gone(nvml: StandIn, devices: NvmlDevices) -> None:
+def test_a_device_that_disappears_is_unhealthy(nvml: StandIn, devices: NvmlDevices) -> None:
     nvml.add_gpu()
     nvml.add_gpu()
     devices.nodes()

@@ -25,7 +25,7 @@ def test_every_declared_device_is_listed_and_read() -> None:
     assert [reading.device_id for reading in source.read()] == listed
 
 
-def test_an_idle_device_reads_next_to_nothing() -> None:
+def test_an_idle_device_has_readings_close_to_zero() -> None:
     idle = read_one()
 
     assert idle.healthy
@@ -36,21 +36,21 @@ def test_an_idle_device_reads_next_to_nothing() -> None:
     assert idle.memory_used_mb < 16
 
 
-def test_utilization_follows_what_the_jobs_really_do() -> None:
+def test_utilization_follows_the_measured_activity_of_the_jobs() -> None:
     assert read_one(Load(2048, activity=40.0)).utilization == pytest.approx(40, abs=2)
     assert read_one(Load(2048, 40.0), Load(2048, 25.0)).utilization == pytest.approx(65, abs=2)
     assert read_one(Load(2048, activity=0.0)).utilization == pytest.approx(0, abs=2)
 
 
-def test_utilization_stays_within_the_device() -> None:
+def test_utilization_is_at_most_100() -> None:
     assert read_one(*[Load(1024, activity=90.0)] * 5).utilization == 100
 
 
-def test_a_job_that_nobody_measures_counts_as_busy() -> None:
+def test_a_job_without_a_measured_activity_counts_as_busy() -> None:
     assert (read_one(Load(2048)).utilization or 0) > 50
 
 
-def test_memory_is_what_was_promised_and_never_more() -> None:
+def test_used_memory_stays_within_the_request() -> None:
     shared = read_one(Load(2048), Load(4096)).memory_used_mb
     assert shared == pytest.approx(6144, rel=0.03)
     assert (shared or 0) <= 6144
@@ -59,11 +59,11 @@ def test_memory_is_what_was_promised_and_never_more() -> None:
     assert crowded == 11 * 1024
 
 
-def test_a_job_with_the_device_to_itself_reads_a_stated_share_of_it() -> None:
+def test_a_job_with_a_whole_device_uses_a_fixed_share_of_its_memory() -> None:
     assert read_one(Load()).memory_used_mb == pytest.approx(WHOLE_DEVICE_SHARE * 11 * 1024, rel=0.03)
 
 
-def test_a_busy_device_is_hotter_and_draws_more() -> None:
+def test_a_busy_device_is_hotter_and_draws_more_power() -> None:
     idle, busy = read_one(), read_one(Load(activity=95.0, processes=(17, 18)))
 
     assert (busy.temperature_c or 0) > (idle.temperature_c or 0) + 20
@@ -71,7 +71,7 @@ def test_a_busy_device_is_hotter_and_draws_more() -> None:
     assert busy.processes == (17, 18)
 
 
-def test_the_same_seed_reads_the_same_and_time_goes_on() -> None:
+def test_the_same_seed_gives_the_same_sequence_of_readings() -> None:
     def twice(seed: int) -> list[list[Reading]]:
         source = SimulatedDevices(declare("1x2"), lambda: {FIRST: [Load(activity=50.0)]}, seed)
         return [source.read(), source.read()]
@@ -82,7 +82,7 @@ def test_the_same_seed_reads_the_same_and_time_goes_on() -> None:
     assert first != second
 
 
-def test_a_device_can_be_declared_sick_and_well_again() -> None:
+def test_a_device_can_be_declared_unhealthy_and_healthy_again() -> None:
     source = SimulatedDevices(declare("1x2"))
 
     source.set_health(FIRST, False, "pulled for the demo")
@@ -94,12 +94,12 @@ def test_a_device_can_be_declared_sick_and_well_again() -> None:
     assert all(reading.healthy for reading in source.read())
 
 
-def test_an_unknown_device_cannot_fall_sick() -> None:
-    with pytest.raises(ValueError, match="There is no device nonsense; there are SIM-node-1-0"):
+def test_an_unknown_device_cannot_be_declared_unhealthy() -> None:
+    with pytest.raises(ValueError, match=r"There is no device nonsense\. Choose one of SIM-node-1-0"):
         SimulatedDevices(declare("1x1")).set_health("nonsense", False)
 
 
-def test_a_load_that_fails_leaves_utilization_unknown_and_devices_well() -> None:
+def test_a_failing_load_leaves_utilization_unknown_and_devices_healthy() -> None:
     def broken() -> dict[str, list[Load]]:
         raise OSError("no such process")
 

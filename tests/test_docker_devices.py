@@ -13,9 +13,9 @@ from docker_hosts.lossy_proxy import LossyProxy
 from nvml.standin import CONTROL_VARIABLE, StandIn
 
 from gpu_flows.blocks import DockerHost
-from gpu_flows.devices import docker_sampler
+from gpu_flows.devices import container_probe
 from gpu_flows.devices.base import DeviceError
-from gpu_flows.devices.docker_hosts import DockerDevices
+from gpu_flows.devices.docker import DockerDevices
 from gpu_flows.runtimes.docker.host import Host
 from gpu_flows.runtimes.docker.tar import make_tar
 
@@ -57,7 +57,7 @@ def with_file(daemon: Daemon, image: str, new: str, path: str, content: bytes, v
 
 @pytest.fixture
 def devices_of(engine: Daemon, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., DockerDevices]]:
-    monkeypatch.setattr(docker_sampler, "AGAIN_S", 0.2)
+    monkeypatch.setattr(container_probe, "RESTART_PAUSE_S", 0.2)
     opened: list[DockerDevices] = []
 
     def make(*hosts: DockerHost, image: str = "gpus:test") -> DockerDevices:
@@ -89,8 +89,8 @@ def test_a_host_reports_its_gpus_and_their_readings(
         ("GPU-a", 37.0, True),
         ("GPU-b", 80.0, True),
     ]
-    assert devices.news() is None
-    assert devices.trouble == ""
+    assert devices.changed_nodes() is None
+    assert devices.problem == ""
 
 
 def test_the_sampler_has_no_network_and_no_privileges(
@@ -151,13 +151,13 @@ def test_a_host_that_answers_later_is_reported(
         DockerHost(name="late", url=f"unix://{socket}"), DockerHost(name="declared", url=engine.url, gpus=2)
     )
     assert [node.name for node in devices.nodes()] == ["declared"]
-    assert "late" in devices.trouble
-    assert devices.news() is None
+    assert "late" in devices.problem
+    assert devices.changed_nodes() is None
     socket.symlink_to(engine.socket)
-    nodes = eventually(devices.news, "it is reported")
+    nodes = eventually(devices.changed_nodes, "it is reported")
     assert nodes
     assert [(node.name, len(node.devices)) for node in nodes] == [("late", 2), ("declared", 2)]
-    assert devices.trouble == ""
+    assert devices.problem == ""
     assert len(devices.read()) == 4
 
 

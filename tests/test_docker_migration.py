@@ -116,7 +116,7 @@ def test_a_moved_training_ends_with_the_weights_of_an_uninterrupted_one(
 
     asyncio.run(move())
     assert sink.texts(launch)[-1] == uninterrupted
-    events = [(entry.event, entry.attempt) for entry in contract.journal(tmp_path / "checkpoints")]
+    events = [(entry.event, entry.attempt) for entry in contract.read_journal(tmp_path / "checkpoints")]
     assert ("left", 1) in events
     assert ("restored", 2) in events
 

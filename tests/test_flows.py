@@ -131,12 +131,12 @@ def test_a_preempted_training_saves_and_resumes(devices: int, prefect_server: st
         parameters = {"config": {**config, "steps_per_second": 5, "checkpoint_seconds": 0}}
         run = client.create_flow_run(train, parameters=parameters)
         first = start(1)
-        while not contract.journal(checkpoints):
+        while not contract.read_journal(checkpoints):
             assert first.poll() is None
             time.sleep(0.05)
         first.send_signal(signal.SIGUSR1)
         assert first.wait() == 0
-        left = contract.journal(checkpoints)[-1]
+        left = contract.read_journal(checkpoints)[-1]
         assert left.event == "left"
         assert 0 < left.step < 20
         stopped = client.read_flow_run(run.id)
@@ -148,7 +148,7 @@ def test_a_preempted_training_saves_and_resumes(devices: int, prefect_server: st
         ended = client.read_flow_run(run.id)
         assert ended.state is not None
         assert ended.state.is_completed()
-    (restored,) = [entry for entry in contract.journal(checkpoints) if entry.event == "restored"]
+    (restored,) = [entry for entry in contract.read_journal(checkpoints) if entry.event == "restored"]
     assert (restored.attempt, restored.step) == (2, left.step)
     assert "| Work | 20 steps, 320 samples, epoch 5 |" in artifacts_of(run.id)["training-result"].data
 

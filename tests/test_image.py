@@ -18,8 +18,8 @@ from live import Pool
 
 from gpu_flows.blocks import DockerHost
 from gpu_flows.bootstrap.local_stack import Stack
-from gpu_flows.devices.docker_sampler import ContainerProbe
-from gpu_flows.devices.nvml_child import NoAnswer
+from gpu_flows.devices.container_probe import ContainerProbe
+from gpu_flows.devices.probe import ProbeError
 from gpu_flows.runtimes.docker.host import Host
 
 pytest_plugins = ["docker_hosts.fixtures"]
@@ -78,8 +78,8 @@ def test_the_image_has_an_unprivileged_user_and_no_build_files(image: Callable[.
 def test_the_image_works_as_probe_image(image: Callable[..., str], prefect_engine: Daemon) -> None:
     probe = ContainerProbe(Host(DockerHost(name="one", url=prefect_engine.url)), TAG, "test", 1.0)
     try:
-        with pytest.raises(NoAnswer, match="NVML on host one failed"):  # it ran without a driver
-            probe.look(patient=True)
+        with pytest.raises(ProbeError, match="NVML on host one failed"):  # it ran without a driver
+            probe.read(wait_for_start=True)
     finally:
         probe.close()
 

@@ -90,7 +90,7 @@ def test_a_directory_that_was_replaced_by_a_link_is_not_used(tmp_path: Path) -> 
     ],
 )
 def test_invalid_numbers_in_a_journal_are_ignored(tmp_path: Path, fields: str) -> None:
-    contract.note(tmp_path, contract.Entry("saved", 1, 5.0, 7))
+    contract.write_entry(tmp_path, contract.Entry("saved", 1, 5.0, 7))
     with (tmp_path / contract.JOURNAL).open("a") as journal:
         journal.write(f'{{"event": "saved", "attempt": 1, {fields}}}\n')
-    assert [entry.step for entry in contract.journal(tmp_path)] == [7]
+    assert [entry.step for entry in contract.read_journal(tmp_path)] == [7]

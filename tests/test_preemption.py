@@ -7,7 +7,7 @@ from pathlib import Path
 
 from fake_pool import FakePool, in_event_loop, preempt_two_jobs
 
-from gpu_flows.checkpoints.contract import Entry, note
+from gpu_flows.checkpoints.contract import Entry, write_entry
 from gpu_flows.schedulers.protection import Protection
 
 
@@ -43,7 +43,7 @@ async def test_progress_counts_only_saved_work(tmp_path: Path) -> None:
     pool.runtime.now += 5  # the plan counted 10 s, but the jobs ran for 15 s
     pool.save_and_stop("a")
     pool.runtime.exit("b", 1)  # crashed while saving; its last checkpoint is 6 s old
-    note(tmp_path / "checkpoints" / "b", Entry("saved", 1, pool.runtime.now - 6, step=9))
+    write_entry(tmp_path / "checkpoints" / "b", Entry("saved", 1, pool.runtime.now - 6, step=9))
     await pool.wait_for(lambda: pool.waiting() == {"a", "b"}, "both wait again")
     a, b = pool.engine.progress("a"), pool.engine.progress("b")
     assert (a.attempts, a.ran_s, a.gpu_s, a.work_s, a.preemptions) == (1, 15, 30, 15, 1)

@@ -1,4 +1,4 @@
-"""A plain training loop that is stopped goes on as if nothing had happened."""
+"""A plain training loop that is stopped resumes with the same results as an uninterrupted one."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ torch = pytest.importorskip("torch", reason="needs gpu-flows[train]")
 import numpy  # noqa: E402
 
 from gpu_flows.checkpoints import CheckpointError, Resumable, contract, resumable, store  # noqa: E402
-from gpu_flows.checkpoints.store import Content, Store  # noqa: E402
+from gpu_flows.checkpoints.store import CheckpointStore, ContentWriter  # noqa: E402
 from gpu_flows.training.adam import Adam  # noqa: E402
 
 SAVE_ALWAYS = 0.0
@@ -29,7 +29,7 @@ NEVER = float("inf")
 
 
 class Stopped(BaseException):
-    """What the one who handled SIGTERM before us raises, as Prefect's engine does."""
+    """Raised by the previous handler of SIGTERM, as Prefect's engine raises its own."""
 
 
 @pytest.fixture(autouse=True)
@@ -43,7 +43,7 @@ def sigterm() -> Iterator[None]:
 
 
 class Loop:
-    """A small training in which everything random has its part."""
+    """A small training that uses every random number generator."""
 
     def __init__(self) -> None:
         torch.manual_seed(0)
@@ -57,16 +57,16 @@ class Loop:
         directory: Path | None,
         steps: int = 12,
         every_s: float = NEVER,
-        disturb: Callable[[Resumable], None] = lambda run: None,
+        interrupt: Callable[[Resumable], None] = lambda run: None,
     ) -> dict[str, Any]:
-        kept = resumable(directory, every_s=every_s, model=self.model, optimizer=self.optimizer)
-        with kept as run:
+        checkpoints = resumable(directory, every_s=every_s, model=self.model, optimizer=self.optimizer)
+        with checkpoints as run:
             for _ in run.steps(steps):
                 self.optimizer.zero_grad()
                 scale = random.random() + numpy.random.rand()
                 loss = self.model(scale * torch.randn(8, 4)).square().mean()
                 loss.backward()
-                disturb(run)
+                interrupt(run)
                 self.optimizer.step()
                 run.values["losses"] = [*run.values.get("losses", []), loss.item()]
             return dict(run.values)
@@ -75,39 +75,39 @@ class Loop:
         return [number for tensor in self.model.parameters() for number in tensor.flatten().tolist()]
 
 
-def asked_to_leave(at_step: int) -> Callable[[Resumable], None]:
-    def disturb(run: Resumable) -> None:
+def sigterm_at(at_step: int) -> Callable[[Resumable], None]:
+    def interrupt(run: Resumable) -> None:
         if run.step == at_step:
             assert not run.should_stop
             os.kill(os.getpid(), signal.SIGTERM)
             assert run.should_stop
 
-    return disturb
+    return interrupt
 
 
-def failing(at_step: int) -> Callable[[Resumable], None]:
-    def disturb(run: Resumable) -> None:
+def fail_at(at_step: int) -> Callable[[Resumable], None]:
+    def interrupt(run: Resumable) -> None:
         if run.step == at_step:
-            raise RuntimeError("as by a bug")
+            raise RuntimeError("a bug")
 
-    return disturb
+    return interrupt
 
 
 def events(directory: Path) -> list[tuple[str, int]]:
-    return [(entry.event, entry.step) for entry in contract.journal(directory)]
+    return [(entry.event, entry.step) for entry in contract.read_journal(directory)]
 
 
-def test_a_stopped_loop_goes_on_bit_by_bit_as_if_it_had_not_been(tmp_path: Path) -> None:
+def test_a_stopped_loop_resumes_bit_for_bit(tmp_path: Path) -> None:
     whole = Loop()
     expected = whole.run(None)
 
     for stop_after in (3, 7):
         with pytest.raises(Stopped):
-            Loop().run(tmp_path, disturb=asked_to_leave(stop_after))
+            Loop().run(tmp_path, interrupt=sigterm_at(stop_after))
     last = Loop()
     assert last.run(tmp_path) == expected
     assert last.weights() == whole.weights()
-    # The step that was disturbed is finished first; nothing of it is lost or done twice.
+    # The step in which SIGTERM arrives is completed first, so nothing is lost or repeated.
     assert events(tmp_path) == [
         *[("saved", 4), ("left", 4)],
         *[("restored", 4), ("saved", 8), ("left", 8)],
@@ -115,37 +115,39 @@ def test_a_stopped_loop_goes_on_bit_by_bit_as_if_it_had_not_been(tmp_path: Path)
     ]
 
 
-def test_a_crash_loses_what_came_after_the_last_checkpoint_and_no_more(tmp_path: Path) -> None:
+def test_a_crash_loses_only_the_steps_after_the_last_checkpoint(tmp_path: Path) -> None:
     whole = Loop()
     expected = whole.run(None)
 
     with pytest.raises(RuntimeError, match="bug"):
-        Loop().run(tmp_path, every_s=SAVE_ALWAYS, disturb=failing(5))
+        Loop().run(tmp_path, every_s=SAVE_ALWAYS, interrupt=fail_at(5))
     again = Loop()
     assert again.run(tmp_path) == expected
     assert again.weights() == whole.weights()
     assert events(tmp_path)[-2:] == [("saved", 5), ("restored", 5)]
 
 
-def test_checkpoints_are_saved_when_it_is_time(tmp_path: Path) -> None:
+def test_checkpoints_are_saved_at_their_interval(tmp_path: Path) -> None:
     now = 0.0
     loop = Loop()
-    kept = resumable(tmp_path, every_s=60, clock=lambda: now, model=loop.model)
-    with kept as run:
+    checkpoints = resumable(tmp_path, every_s=60, clock=lambda: now, model=loop.model)
+    with checkpoints as run:
         for _ in run.steps(10):
             now += 25
     assert events(tmp_path) == [("saved", 3), ("saved", 6), ("saved", 9)]
 
 
-def test_the_journal_tells_what_it_took(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_journal_records_attempt_duration_and_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv(contract.ATTEMPT, "a-run.3")
     with pytest.raises(Stopped):
-        Loop().run(tmp_path, disturb=asked_to_leave(2))
-    saved, left = contract.journal(tmp_path)
+        Loop().run(tmp_path, interrupt=sigterm_at(2))
+    saved, left = contract.read_journal(tmp_path)
     (checkpoint,) = tmp_path.glob("checkpoint-*.pt")
     assert saved.attempt == left.attempt == 3
     assert saved.bytes == checkpoint.stat().st_size
-    assert 0 < saved.seconds <= left.seconds  # leaving includes saving
+    assert 0 < saved.seconds <= left.seconds  # stopping includes saving
     assert saved.time <= left.time
 
 
@@ -156,7 +158,7 @@ def test_the_directory_comes_from_the_worker(tmp_path: Path, monkeypatch: pytest
     assert events(tmp_path) == [("saved", 0)]
 
 
-def test_without_a_directory_nothing_is_kept_and_sigterm_is_as_ever() -> None:
+def test_without_a_directory_nothing_is_saved_and_sigterm_is_not_handled() -> None:
     with resumable(model=torch.nn.Linear(1, 1)) as run:
         assert not run.save()
         with pytest.raises(Stopped):
@@ -164,7 +166,7 @@ def test_without_a_directory_nothing_is_kept_and_sigterm_is_as_ever() -> None:
         assert list(run.steps(3)) == [0, 1, 2]
 
 
-def test_asked_after_the_last_step_it_still_saves_and_leaves(tmp_path: Path) -> None:
+def test_a_stop_request_after_the_last_step_still_saves_and_exits(tmp_path: Path) -> None:
     loop = Loop()
     with pytest.raises(Stopped), resumable(tmp_path, model=loop.model) as run:  # noqa: PT012
         list(run.steps(3))
@@ -172,7 +174,7 @@ def test_asked_after_the_last_step_it_still_saves_and_leaves(tmp_path: Path) -> 
     assert events(tmp_path) == [("saved", 3), ("left", 3)]
 
 
-def test_asked_while_it_restores_it_leaves_without_saving_again(tmp_path: Path) -> None:
+def test_a_stop_request_during_the_restore_exits_without_saving_again(tmp_path: Path) -> None:
     with resumable(tmp_path, model=torch.nn.Linear(1, 1)) as run:
         list(run.steps(3))
         run.save()
@@ -183,28 +185,30 @@ def test_asked_while_it_restores_it_leaves_without_saving_again(tmp_path: Path) 
             return super().load_state_dict(*args, **options)
 
     with pytest.raises(Stopped), resumable(tmp_path, model=Slow(1, 1)):
-        raise AssertionError("it does not begin")
+        raise AssertionError("the block must not run")
     assert events(tmp_path)[1:] == [("restored", 3), ("left", 3)]
 
 
-def test_sigterm_is_given_back_however_it_ends(tmp_path: Path) -> None:
+def test_the_previous_sigterm_handler_is_restored_at_every_kind_of_end(tmp_path: Path) -> None:
     before = signal.getsignal(signal.SIGTERM)
     Loop().run(tmp_path, steps=1)
     assert signal.getsignal(signal.SIGTERM) is before
     with pytest.raises(RuntimeError, match="bug"):
-        Loop().run(tmp_path, disturb=failing(1))
+        Loop().run(tmp_path, interrupt=fail_at(1))
     assert signal.getsignal(signal.SIGTERM) is before
     with pytest.raises(Stopped):
-        Loop().run(tmp_path, disturb=asked_to_leave(1))
+        Loop().run(tmp_path, interrupt=sigterm_at(1))
     assert signal.getsignal(signal.SIGTERM) is before
 
 
-def test_in_another_thread_it_saves_but_cannot_hear(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_in_another_thread_it_saves_but_does_not_handle_sigterm(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     thread = threading.Thread(target=Loop().run, args=(tmp_path, 2, SAVE_ALWAYS))
     thread.start()
     thread.join()
     assert events(tmp_path) == [("saved", 1), ("saved", 2)]
-    assert "only a main thread can listen" in caplog.text
+    assert "only a main thread can install a handler" in caplog.text
 
 
 SCRIPT = """
@@ -223,9 +227,9 @@ SCRIPT = """
     ("at_step_3", "code", "journal"),
     [
         ("pass", contract.CHECKPOINTED, [("saved", 4), ("left", 4)]),
-        # When it cannot save, it must not say that it has.
+        # If it cannot save, the exit code must not claim that it has.
         ("os.fsync = lambda file: (_ for _ in ()).throw(OSError('disk full'))", -signal.SIGTERM, []),
-        # A child that was forked with our handler in it dies of SIGTERM as any other.
+        # A forked child that inherits the handler still ends by SIGTERM.
         (
             "ready, alive = os.pipe(); child = os.fork(); "
             "child or (os.write(alive, b'!'), [time.sleep(0.01) for _ in iter(int, 1)]); os.read(ready, 1); "
@@ -235,7 +239,7 @@ SCRIPT = """
         ),
     ],
 )
-def test_a_bare_script_says_with_its_exit_code_that_it_has_saved(
+def test_the_exit_code_of_a_script_states_whether_it_has_saved(
     tmp_path: Path, at_step_3: str, code: int, journal: list[tuple[str, int]]
 ) -> None:
     script = textwrap.dedent(SCRIPT.format(at_step_3=at_step_3))
@@ -247,32 +251,32 @@ def test_a_bare_script_says_with_its_exit_code_that_it_has_saved(
 
 
 @pytest.mark.parametrize("full_after", [0, 1, 5, 9])
-def test_a_full_disk_is_no_reason_to_stop(
+def test_training_continues_on_a_full_disk(
     full_after: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    class FullDisk(Content):
+    class FullDisk(ContentWriter):
         def __init__(self, file: Any) -> None:
             super().__init__(self)  # type: ignore[arg-type]
-            self.disk, self.left = file, full_after
+            self.disk, self.remaining = file, full_after
             self._file = SimpleNamespace(write=self.write_some)  # type: ignore[assignment]
 
         def write_some(self, some: bytes) -> int:
-            self.left -= 1
-            if self.left < 0:
+            self.remaining -= 1
+            if self.remaining < 0:
                 raise OSError("no space left on device")
             return int(self.disk.write(some))
 
     with monkeypatch.context() as patched:
-        patched.setattr(store, "Content", FullDisk)
+        patched.setattr(store, "ContentWriter", FullDisk)
         Loop().run(tmp_path, every_s=SAVE_ALWAYS, steps=2)
     assert "no checkpoint at step 1: no space left on device. Make room" in caplog.text
     assert list(tmp_path.iterdir()) == []
 
 
-# ---- what does not fit, and what is not safe
+# ---- checkpoints that do not fit or are not safe
 
 
-def test_a_checkpoint_of_something_else_is_explained(tmp_path: Path) -> None:
+def test_a_checkpoint_of_another_training_is_an_error(tmp_path: Path) -> None:
     with resumable(tmp_path, model=torch.nn.Linear(2, 2)) as run:
         run.save()
     with pytest.raises(
@@ -284,7 +288,7 @@ def test_a_checkpoint_of_something_else_is_explained(tmp_path: Path) -> None:
     assert signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
 
 
-def test_what_could_not_be_loaded_again_is_known_at_the_first_checkpoint(tmp_path: Path) -> None:
+def test_a_state_that_cannot_be_loaded_again_is_an_error_at_the_first_checkpoint(tmp_path: Path) -> None:
     with resumable(tmp_path, model=torch.nn.Linear(1, 1)) as run:
         run.values["where"] = Path("/")
         with pytest.raises(
@@ -296,7 +300,9 @@ def test_what_could_not_be_loaded_again_is_known_at_the_first_checkpoint(tmp_pat
             run.save()
 
 
-class Bomb:
+class Executes:
+    """Pickles to a command that creates a file."""
+
     def __init__(self, mark: Path) -> None:
         self.mark = mark
 
@@ -305,23 +311,23 @@ class Bomb:
 
 
 @pytest.mark.parametrize("wrap", [pickle.dumps, "torch.save"])
-def test_no_pickle_is_obeyed_even_when_its_seal_is_whole(tmp_path: Path, wrap: Any) -> None:
+def test_no_pickle_is_executed_even_in_a_file_with_a_valid_header(tmp_path: Path, wrap: Any) -> None:
     directory, mark = tmp_path / "checkpoints", tmp_path / "executed"
     loop = Loop()
     loop.run(directory, steps=2, every_s=SAVE_ALWAYS)
-    state = {"step": 9, "values": Bomb(mark), "random": [], "things": {}}
+    state = {"step": 9, "values": Executes(mark), "random": [], "things": {}}
     if wrap == "torch.save":
-        Store(directory).save(lambda content: torch.save(state, content))
+        CheckpointStore(directory).save(lambda content: torch.save(state, content))
     else:
-        Store(directory).save(lambda content: content.write(wrap(state)) and None)
+        CheckpointStore(directory).save(lambda content: content.write(wrap(state)) and None)
     (directory / "checkpoint-000000000009.pt").write_bytes(pickle.dumps(state))
     with resumable(directory, model=loop.model, optimizer=loop.optimizer) as run:
         assert run.step == 2
     assert not mark.exists()
 
 
-def test_a_wrapped_model_is_saved_as_itself(tmp_path: Path) -> None:
-    """So that a job may come back with another number of devices."""
+def test_a_wrapped_model_is_saved_without_its_wrapper(tmp_path: Path) -> None:
+    """A job may resume with another number of devices."""
     model = torch.nn.Linear(2, 2)
     with resumable(tmp_path, model=torch.nn.DataParallel(model)) as run:
         run.save()
@@ -330,13 +336,15 @@ def test_a_wrapped_model_is_saved_as_itself(tmp_path: Path) -> None:
         assert torch.equal(other.weight, model.weight)
 
 
-def test_processes_that_have_not_met_may_not_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_processes_without_a_process_group_are_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(CheckpointError, match=r"Call torch\.distributed\.init_process_group before"):
         resumable(tmp_path, model=torch.nn.Linear(1, 1)).__enter__()
 
 
-def test_importing_it_costs_neither_torch_nor_prefect() -> None:
+def test_the_package_imports_neither_torch_nor_prefect() -> None:
     script = (
         "import sys, gpu_flows.checkpoints\n"
         "assert not {'torch', 'prefect', 'numpy', 'pydantic'} & set(sys.modules)"

@@ -1,4 +1,4 @@
-"""Training on a CPU: it learns, it repeats itself, and it stops where it was told to."""
+"""Training on a CPU: it learns, a seed repeats it, and it stops at its limits."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from pydantic import ValidationError
 
 torch = pytest.importorskip("torch", reason="needs gpu-flows[train]")
 
-from gpu_flows.checkpoints.peers import Peers  # noqa: E402
+from gpu_flows.checkpoints.process_group import ProcessGroup  # noqa: E402
 from gpu_flows.training import registry  # noqa: E402
 from gpu_flows.training.adam import Adam  # noqa: E402
-from gpu_flows.training.assigned import assigned_devices  # noqa: E402
 from gpu_flows.training.batches import Batches  # noqa: E402
 from gpu_flows.training.config import TrainConfig  # noqa: E402
-from gpu_flows.training.data import ALPHABET, digits, sentences  # noqa: E402
+from gpu_flows.training.datasets import ALPHABET, digits, sentences  # noqa: E402
+from gpu_flows.training.device_count import count_assigned_devices  # noqa: E402
 from gpu_flows.training.hardware import Hardware, find_hardware  # noqa: E402
 from gpu_flows.training.loop import train  # noqa: E402
 from gpu_flows.training.networks import LanguageModel  # noqa: E402
@@ -25,7 +25,7 @@ from gpu_flows.training.reports import Diverged, Progress  # noqa: E402
 
 
 def cpu() -> Hardware:
-    return Hardware(torch.device("cpu"), Peers(), "test")
+    return Hardware(torch.device("cpu"), ProcessGroup(), "test")
 
 
 def losses(config: TrainConfig, hardware: Hardware) -> list[float]:
@@ -35,15 +35,15 @@ def losses(config: TrainConfig, hardware: Hardware) -> list[float]:
 
 
 class Clock:
-    """Time that passes only when somebody sleeps, or a step is taken."""
+    """A clock that advances only by sleeping and by being read."""
 
-    def __init__(self, seconds_per_look: float = 0.0) -> None:
+    def __init__(self, seconds_per_call: float = 0.0) -> None:
         self.now = 0.0
-        self.seconds_per_look = seconds_per_look
+        self.seconds_per_call = seconds_per_call
         self.slept: list[float] = []
 
     def __call__(self) -> float:
-        self.now += self.seconds_per_look
+        self.now += self.seconds_per_call
         return self.now
 
     def sleep(self, seconds: float) -> None:
@@ -70,7 +70,7 @@ def test_size_makes_a_model_larger(model: str) -> None:
     assert large.parameters > 1.5 * small.parameters
 
 
-def test_a_seed_gives_the_same_losses_again_and_another_seed_others() -> None:
+def test_the_same_seed_gives_the_same_losses() -> None:
     config = TrainConfig(model="cnn", samples=64, batch_size=16, epochs=2)
     first = losses(config, cpu())
     assert first == losses(config, cpu())
@@ -78,7 +78,7 @@ def test_a_seed_gives_the_same_losses_again_and_another_seed_others() -> None:
 
 
 @pytest.mark.parametrize("model", ["mlp", "cnn", "resnet", "transformer"])
-def test_classifiers_tell_how_often_they_are_right(model: str) -> None:
+def test_classifiers_report_their_accuracy(model: str) -> None:
     config = TrainConfig(model=model, samples=256, batch_size=32, epochs=8, learning_rate=0.01)
     seen: list[Progress] = []
     result = train(config, seen.append, hardware=cpu())
@@ -88,7 +88,7 @@ def test_classifiers_tell_how_often_they_are_right(model: str) -> None:
     assert f"accuracy {result.accuracy:.0%}" in str(seen[-1])
 
 
-def test_a_forecast_is_neither_right_nor_wrong() -> None:
+def test_a_forecast_has_no_accuracy() -> None:
     result = train(TrainConfig(model="lstm", samples=16, steps=2), hardware=cpu())
     assert result.accuracy is None
 
@@ -103,50 +103,50 @@ def test_every_model_learns_in_every_precision(model: str, precision: str) -> No
     assert other == pytest.approx(exact, rel=0.1)
 
 
-def test_batches_go_through_all_samples_each_epoch_in_a_new_order() -> None:
+def test_batches_contain_all_samples_once_per_epoch_in_a_new_order() -> None:
     batches = Batches(samples=10, epochs=2, seed=3)
-    assert batches.left(4) == 6
+    assert batches.count_remaining(4) == 6
     first, second = ([batches.next(4) for _ in range(3)] for _ in range(2))
-    assert batches.left(4) == 0
+    assert batches.count_remaining(4) == 0
     for epoch in (first, second):
         assert [len(batch) for batch in epoch] == [4, 4, 2]
         assert sorted(torch.cat(epoch).tolist()) == list(range(10))
     assert torch.cat(first).tolist() != torch.cat(second).tolist()
 
 
-def test_batches_go_on_in_the_same_order_with_another_size() -> None:
-    """As when a job with a scaled batch comes back with fewer devices."""
+def test_batches_resume_in_the_same_order_with_another_size() -> None:
+    """This happens when a job with a scaled batch resumes with fewer devices."""
     whole = Batches(samples=12, epochs=2, seed=3)
     expected = [int(whole.next(1)) for _ in range(24)]
     before, after = Batches(12, 2, 3), Batches(12, 2, 3)
     seen = [*before.next(8).tolist()]
     after.load_state_dict(before.state_dict())
-    while after.left(4):
+    while after.count_remaining(4):
         seen += after.next(4).tolist()
     assert seen == expected
 
 
-def test_progress_climbs_to_one_and_tells_the_epoch() -> None:
+def test_progress_rises_to_one_and_names_the_epoch() -> None:
     seen: list[Progress] = []
     train(TrainConfig(samples=40, batch_size=16, epochs=2), seen.append, hardware=cpu())
-    assert [progress.epoch for progress in seen] == [1, 1, 1, 2, 2, 2]  # the last batch is a short one
+    assert [progress.epoch for progress in seen] == [1, 1, 1, 2, 2, 2]  # the last batch is smaller
     assert [progress.fraction for progress in seen] == pytest.approx([1 / 6, 2 / 6, 3 / 6, 4 / 6, 5 / 6, 1])
     assert str(seen[-1]).startswith("epoch 2/2 loss ")
     assert seen[-1].peak_memory_mb > 0
 
 
-def test_the_first_limit_ends_it() -> None:
+def test_the_first_limit_ends_the_training() -> None:
     by_steps = train(TrainConfig(samples=64, steps=3, epochs=100), hardware=cpu())
     assert (by_steps.steps, by_steps.stopped_by) == (3, "steps")
 
     seen: list[Progress] = []
     config = TrainConfig(samples=64, epochs=100, seconds=5)
-    by_time = train(config, seen.append, hardware=cpu(), clock=Clock(seconds_per_look=1))
+    by_time = train(config, seen.append, hardware=cpu(), clock=Clock(seconds_per_call=1))
     assert (by_time.steps, by_time.stopped_by) == (5, "seconds")
     assert [progress.fraction for progress in seen] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1])
 
 
-def test_pace_sleeps_away_what_a_step_did_not_need() -> None:
+def test_the_pace_is_kept_by_sleeping_after_each_step() -> None:
     clock = Clock()
     config = TrainConfig(samples=64, steps=4, epochs=9, steps_per_second=2)
     result = train(config, hardware=cpu(), clock=clock, sleep=clock.sleep)
@@ -155,7 +155,7 @@ def test_pace_sleeps_away_what_a_step_did_not_need() -> None:
     assert result.samples_per_second == pytest.approx(result.samples / 2)
 
 
-def test_a_diverging_training_says_what_to_do() -> None:
+def test_a_diverging_training_is_an_error_with_a_fix() -> None:
     @registry.register("hopeless")
     def hopeless(size: int, samples: int) -> registry.Recipe:
         """Learns nothing."""
@@ -166,10 +166,10 @@ def test_a_diverging_training_says_what_to_do() -> None:
         with pytest.raises(Diverged, match=r"became nan at step 1\. Lower the learning rate"):
             train(TrainConfig(model="hopeless"), hardware=cpu())
     finally:
-        registry.models.forget("hopeless")
+        registry.models.unregister("hopeless")
 
 
-def test_torch_gets_its_threads_back() -> None:
+def test_the_number_of_threads_is_restored() -> None:
     before = torch.get_num_threads()
     during: list[int] = []
     config = TrainConfig(samples=16, steps=1, threads=before + 1)
@@ -177,7 +177,7 @@ def test_torch_gets_its_threads_back() -> None:
     assert (during, torch.get_num_threads()) == ([before + 1], before)
 
 
-def test_adam_steps_like_the_adam_of_torch() -> None:
+def test_adam_takes_the_same_steps_as_the_one_of_torch() -> None:
     torch.manual_seed(0)
     ours, theirs = torch.nn.Linear(3, 2), torch.nn.Linear(3, 2)
     theirs.load_state_dict(ours.state_dict())
@@ -191,7 +191,7 @@ def test_adam_steps_like_the_adam_of_torch() -> None:
     assert torch.allclose(ours.weight, theirs.weight, atol=1e-5)
 
 
-def test_the_language_model_does_not_look_ahead() -> None:
+def test_the_language_model_is_causal() -> None:
     torch.manual_seed(0)
     model = LanguageModel(len(ALPHABET), context=16, width=32).eval()
     letters, _ = sentences(1)
@@ -201,7 +201,7 @@ def test_the_language_model_does_not_look_ahead() -> None:
     assert not torch.allclose(model(letters)[0, 10:], model(changed)[0, 10:], atol=1e-5)
 
 
-def test_digits_can_be_told_apart() -> None:
+def test_digits_are_distinguishable() -> None:
     torch.manual_seed(0)
     images, labels = digits(4000)
     typical = torch.stack([images[labels == digit].mean(0).flatten() for digit in range(10)])
@@ -210,7 +210,7 @@ def test_digits_can_be_told_apart() -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "complaint"),
+    ("values", "message"),
     [
         ({"model": "gpt"}, "no model is called 'gpt'. Choose one of: mlp, cnn, resnet, transformer, lstm"),
         ({"dataset": "mnist"}, "no dataset is called 'mnist'. Choose one of: spirals, digits"),
@@ -221,12 +221,12 @@ def test_digits_can_be_told_apart() -> None:
         ({"batchsize": 3}, "Extra inputs are not permitted"),
     ],
 )
-def test_bad_settings_are_named(values: dict[str, object], complaint: str) -> None:
-    with pytest.raises(ValidationError, match=complaint):
+def test_invalid_settings_are_named(values: dict[str, object], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
         TrainConfig.model_validate(values)
 
 
-def test_the_form_reads_well() -> None:
+def test_every_field_of_the_form_has_a_title_and_a_description() -> None:
     schema = TrainConfig.model_json_schema()
     assert schema["title"] == "Training"
     assert schema["properties"]["model"]["enum"] == ["mlp", "cnn", "resnet", "transformer", "lstm"]
@@ -238,7 +238,7 @@ def test_the_form_reads_well() -> None:
         assert "anyOf" not in prop, name  # drawn as tabs
 
 
-def test_a_model_is_registered_once_and_with_a_docstring() -> None:
+def test_registering_twice_or_without_a_docstring_is_an_error() -> None:
     with pytest.raises(ValueError, match="'mlp' is registered twice"):
         registry.register("mlp")(registry.models.get("cnn"))
     with pytest.raises(ValueError, match="no docstring"):
@@ -246,7 +246,7 @@ def test_a_model_is_registered_once_and_with_a_docstring() -> None:
     assert "silent" not in registry.names()
 
 
-def test_a_model_and_a_dataset_of_ones_own_are_a_function_each() -> None:
+def test_users_can_register_a_model_and_a_dataset() -> None:
     @registry.register("line")
     def line(size: int, samples: int) -> registry.Recipe:
         """Straight line through points."""
@@ -272,8 +272,8 @@ def test_a_model_and_a_dataset_of_ones_own_are_a_function_each() -> None:
         assert registry.models.source("line") == registry.datasets.source("falling") == __file__
         assert registry.models.source("mlp") == ""
     finally:
-        registry.models.forget("line")
-        registry.datasets.forget("falling")
+        registry.models.unregister("line")
+        registry.datasets.unregister("falling")
 
 
 def test_a_dataset_of_another_shape_is_refused_before_training() -> None:
@@ -290,16 +290,16 @@ def test_a_dataset_of_another_shape_is_refused_before_training() -> None:
         ({"GPU_FLOWS_DEVICES": "[]", "GPU_FLOWS_GPUS": "0"}, 1),
     ],
 )
-def test_assigned_devices_come_from_the_worker(environment: dict[str, str], count: int) -> None:
-    assert assigned_devices(environment) == count
+def test_the_number_of_devices_comes_from_the_worker(environment: dict[str, str], count: int) -> None:
+    assert count_assigned_devices(environment) == count
 
 
-def test_garbled_devices_are_an_error() -> None:
+def test_invalid_devices_are_an_error() -> None:
     with pytest.raises(ValueError, match="not what the worker writes"):
-        assigned_devices({"GPU_FLOWS_DEVICES": "GPU-a,GPU-b"})
+        count_assigned_devices({"GPU_FLOWS_DEVICES": "GPU-a,GPU-b"})
 
 
-def test_hardware_says_where_it_trains(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_note_of_the_hardware_names_the_device_and_the_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     hardware = find_hardware()
     assert hardware.device.type == "cpu"
@@ -312,12 +312,12 @@ def test_hardware_says_where_it_trains(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
     monkeypatch.setenv("LOCAL_RANK", "1")
     hardware = find_hardware()
-    assert (hardware.device, hardware.peers.rank) == (torch.device("cuda", 1), 1)
+    assert (hardware.device, hardware.processes.rank) == (torch.device("cuda", 1), 1)
     assert hardware.note == "training on GTX 1080 Ti in 2 processes, one per device"
 
 
-def test_training_starts_without_the_compiler() -> None:
-    """torch.optim would import it, at two seconds and 70 MB for every job."""
+def test_training_does_not_import_the_compiler() -> None:
+    """torch.optim would import it, which costs every job a second of CPU time and 65 MiB."""
     script = (
         "import sys; from gpu_flows.training.config import TrainConfig; assert 'torch' not in sys.modules\n"
         "from gpu_flows.training.loop import train\n"

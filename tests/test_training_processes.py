@@ -1,4 +1,4 @@
-"""One training in two processes learns what one process learns, and can come back as either."""
+"""A training in two processes learns what one process learns, and can resume as either."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ torch = pytest.importorskip("torch", reason="needs gpu-flows[train]")
 
 from gpu_flows.checkpoints import contract  # noqa: E402
 from gpu_flows.flows import training_processes  # noqa: E402
-from gpu_flows.flows.command_runner import Command, CommandError, Outcome  # noqa: E402
+from gpu_flows.flows.command import Command, CommandError, Outcome  # noqa: E402
 from gpu_flows.training import launch  # noqa: E402
 from gpu_flows.training.config import TrainConfig  # noqa: E402
 from gpu_flows.training.loop import train  # noqa: E402
@@ -34,30 +34,30 @@ CONFIG = TrainConfig(
 
 
 class Processes:
-    """A training started as the flow starts it."""
+    """A training in two processes, started as the flow starts it."""
 
     def __init__(self, config: TrainConfig, folder: Path) -> None:
         self.reports = folder / "reports.jsonl"
         self.reports.touch()
         environment = {**os.environ, contract.DIRECTORY: str(folder / "checkpoints")}
-        # Each step is to be seen, not only some of them.
+        # Report every step, not only some of them.
         script = "from gpu_flows.training import launch; launch._SECONDS_BETWEEN_REPORTS = 0; launch.main()"
         command = [sys.executable, "-c", script, "2", config.model_dump_json(), "--reports", self.reports]
         self.process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
 
-    def told(self, kind: str) -> list[Any]:
+    def reported(self, kind: str) -> list[Any]:
         lines = [json.loads(line) for line in self.reports.read_text().split("\n")[:-1]]
         return [line[kind] for line in lines if kind in line]
 
     def losses(self) -> list[float]:
-        return [progress["loss"] for progress in self.told("progress")]
+        return [progress["loss"] for progress in self.reported("progress")]
 
-    def end(self) -> int:
+    def wait(self) -> int:
         _, self.errors = self.process.communicate()
         return self.process.returncode
 
 
-def alone(config: TrainConfig) -> list[Progress]:
+def train_alone(config: TrainConfig) -> list[Progress]:
     seen: list[Progress] = []
     train(config, seen.append)
     return seen
@@ -66,38 +66,38 @@ def alone(config: TrainConfig) -> list[Progress]:
 @pytest.mark.slow
 def test_two_processes_learn_what_one_learns(tmp_path: Path) -> None:
     together = Processes(CONFIG, tmp_path)
-    expected = alone(CONFIG)
-    assert together.end() == 0, together.errors
+    expected = train_alone(CONFIG)
+    assert together.wait() == 0, together.errors
     assert together.losses() == pytest.approx([progress.loss for progress in expected], abs=1e-6)
-    (result,) = together.told("result")
+    (result,) = together.reported("result")
     assert (result["devices"], result["steps"], result["samples"]) == (2, 42, 6 * 97)
     assert result["accuracy"] == pytest.approx(expected[-1].accuracy, abs=1e-6)
-    assert together.told("note") == [
+    assert together.reported("note") == [
         "training on the CPU in 2 processes, one per device: torch finds no CUDA device"
     ]
 
 
 @pytest.mark.slow
-def test_a_job_goes_on_with_another_number_of_processes(
+def test_a_job_resumes_with_another_number_of_processes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In 32 bits: the order in which two processes add up changes the last of them, step by step."""
+    """In float32, because the order of summation in two processes changes the rounding."""
     config = CONFIG.model_copy(update={"precision": "float32", "steps_per_second": 20.0})
     together = Processes(config, tmp_path)
     wait_until(lambda: len(together.losses()) >= 10 or together.process.poll() is not None)
     together.process.send_signal(signal.SIGTERM)
-    assert together.end() == contract.CHECKPOINTED, together.errors
+    assert together.wait() == contract.CHECKPOINTED, together.errors
     before = together.losses()
     checkpoints = tmp_path / "checkpoints"
-    assert [(entry.event, entry.step) for entry in contract.journal(checkpoints)] == [
+    assert [(entry.event, entry.step) for entry in contract.read_journal(checkpoints)] == [
         ("saved", len(before)),
         ("left", len(before)),
     ]
 
     unpaced = CONFIG.model_copy(update={"precision": "float32"})
-    expected = alone(unpaced)
+    expected = train_alone(unpaced)
     monkeypatch.setenv(contract.DIRECTORY, str(checkpoints))
-    after = alone(unpaced)
+    after = train_alone(unpaced)
     assert after[0].step == len(before) + 1
     assert [*before, *(progress.loss for progress in after)] == pytest.approx(
         [progress.loss for progress in expected], rel=1e-4
@@ -123,8 +123,8 @@ SCRIPT = """
 
 
 @pytest.mark.slow
-def test_a_script_of_ones_own_under_torchrun_leaves_and_comes_back(tmp_path: Path) -> None:
-    """Only one of its processes is asked to stop; all stop at the same step, each with its random numbers."""
+def test_a_users_script_under_torchrun_stops_and_resumes(tmp_path: Path) -> None:
+    """Only one of its processes receives SIGTERM. All stop at the same step and keep their random numbers."""
     script = tmp_path / "script.py"
     script.write_text(textwrap.dedent(SCRIPT))
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
@@ -133,8 +133,10 @@ def test_a_script_of_ones_own_under_torchrun_leaves_and_comes_back(tmp_path: Pat
         subprocess.run([*torchrun, script, checkpoints], capture_output=True, text=True, check=False)
         for _ in range(2)
     )
-    assert (stopped.returncode, stopped.stdout) == (1, ""), stopped.stderr  # torchrun's code; ours is lost
-    assert [(entry.event, entry.step) for entry in contract.journal(checkpoints)] == [
+    assert (stopped.returncode, stopped.stdout) == (1, ""), (
+        stopped.stderr
+    )  # the code of torchrun replaces ours
+    assert [(entry.event, entry.step) for entry in contract.read_journal(checkpoints)] == [
         *[("saved", 3), ("left", 3)],
         ("restored", 3),
     ]
@@ -149,68 +151,68 @@ def sixth_draw(seed: int) -> float:
     return float([torch.rand((), generator=generator) for _ in range(6)][-1])
 
 
-# ---- what the flow makes of them
+# ---- the flow that starts the processes
 
 
 @pytest.fixture
-def processes_tell(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Command]]:
-    """Stand-ins for the processes, which report these lines and end with that code."""
+def processes_report(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Command]]:
+    """Replaces the processes: they report these lines and end with this exit code."""
 
-    def tell(*reports: dict[str, Any], exit_code: int = 0) -> list[Command]:
+    def report(*reports: dict[str, Any], exit_code: int = 0) -> list[Command]:
         started: list[Command] = []
 
         def run(command: Command, emit: Callable[[str], None]) -> Outcome:
             started.append(command)
             file = Path(command.arguments[command.arguments.index("--reports") + 1])
             file.write_text("".join(json.dumps(report) + "\n" for report in reports))
-            return Outcome(exit_code, 1.0, 1, ("last words",))
+            return Outcome(exit_code, 1.0, 1, ("last line",))
 
         monkeypatch.setattr(training_processes, "run_command", run)
         return started
 
-    return tell
+    return report
 
 
-def test_progress_and_result_come_back_from_the_processes(
-    processes_tell: Callable[..., list[Command]],
+def test_progress_and_result_of_the_processes_reach_the_flow(
+    processes_report: Callable[..., list[Command]],
 ) -> None:
     own: list[Progress] = []
     result = train(TrainConfig(samples=16, steps=2), own.append)
     reports = [
         {"note": "on two"},
-        *({"progress": asdict(each)} for each in own),
+        *({"progress": asdict(progress)} for progress in own),
         {"result": result.as_dict()},
     ]
-    started = processes_tell(*reports)
+    started = processes_report(*reports)
     seen: list[Progress] = []
-    said: list[str] = []
-    assert training_processes.train_in_processes(TrainConfig(), 2, seen.append, said.append) == result
-    assert (seen, said) == (own, ["on two"])
+    printed: list[str] = []
+    assert training_processes.train_in_processes(TrainConfig(), 2, seen.append, printed.append) == result
+    assert (seen, printed) == (own, ["on two"])
     assert started[0].arguments[1:4] == ["-m", "gpu_flows.training.launch", "2"]
     assert "--source" not in started[0].arguments
 
 
-def test_processes_have_less_time_to_leave_than_the_flow_has(
-    processes_tell: Callable[..., list[Command]], monkeypatch: pytest.MonkeyPatch
+def test_processes_have_less_grace_than_the_flow(
+    processes_report: Callable[..., list[Command]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(contract.GRACE, "20")
-    started = processes_tell(exit_code=1)
+    started = processes_report(exit_code=1)
     with pytest.raises(CommandError, match="exit code 1"):
         training_processes.train_in_processes(TrainConfig(), 2, print, print)
     assert started[0].grace_seconds < 20
     assert int(started[0].environment["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"]) < started[0].grace_seconds
 
 
-def test_a_training_that_diverges_in_its_processes_says_so(
-    processes_tell: Callable[..., list[Command]],
+def test_a_training_that_diverges_in_its_processes_is_reported(
+    processes_report: Callable[..., list[Command]],
 ) -> None:
-    processes_tell({"diverged": "the loss became nan"}, exit_code=1)
+    processes_report({"diverged": "the loss became nan"}, exit_code=1)
     with pytest.raises(Diverged, match="the loss became nan"):
         training_processes.train_in_processes(TrainConfig(), 2, print, print)
 
 
-def test_a_model_of_ones_own_is_made_known_to_the_processes(
-    tmp_path: Path, processes_tell: Callable[..., list[Command]], monkeypatch: pytest.MonkeyPatch
+def test_a_users_model_is_registered_in_the_processes(
+    tmp_path: Path, processes_report: Callable[..., list[Command]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "own.py"
     file.write_text(
@@ -219,24 +221,26 @@ def test_a_model_of_ones_own_is_made_known_to_the_processes(
 
             @register("own")
             def own(size, samples):
-                "A model of one's own."
+                "A user's model."
         """)
     )
     launched: list[str] = []
     monkeypatch.setattr(launch, "launch", lambda processes, config, reports: launched.append(config))
-    launch._import_file(str(file), "own")  # as a script with a flow of one's own would
+    launch._import_file(str(file), "own")  # as a script with a user's flow does
     try:
-        started = processes_tell(exit_code=1)
+        started = processes_report(exit_code=1)
         with pytest.raises(CommandError):
             training_processes.train_in_processes(TrainConfig(model="own"), 2, print, print)
-        models.forget("own")
-        monkeypatch.setattr(sys, "argv", started[0].arguments[2:])  # in a process that does not know it
+        models.unregister("own")
+        monkeypatch.setattr(
+            sys, "argv", started[0].arguments[2:]
+        )  # as in a process where it is not registered
         launch.main()
         assert TrainConfig.model_validate_json(launched[0]).model == "own"
     finally:
-        models.forget("own")
+        models.unregister("own")
 
 
-def wait_until(look: Callable[[], bool]) -> None:
-    while not look():
+def wait_until(condition: Callable[[], bool]) -> None:
+    while not condition():
         time.sleep(0.02)

@@ -1,13 +1,13 @@
-"""What a worker and a job that can be stopped agree on, in any language and with any framework.
+"""The contract between a worker and a job that can be stopped, for any language and framework.
 
-- The job keeps what it needs to go on in the directory that GPU_FLOWS_CHECKPOINT_DIR names. It is
-  the job's own and the same for every attempt, wherever it runs.
-- SIGTERM asks it to save and to leave within GPU_FLOWS_GRACE_SECONDS; after that it is killed.
-- Exit code 85 says: asked to leave, saved, and left. Any other means what it always means.
-- A job may tell how it fares in `journal.jsonl` there, a line of JSON each time it saved a
-  checkpoint, went on from one, or left. From it come the facts about lost work and what saving costs.
+- The job keeps its checkpoints in the directory that GPU_FLOWS_CHECKPOINT_DIR names. The directory belongs to
+  the job and is the same for every attempt, on every node.
+- SIGTERM asks the job to save and exit within GPU_FLOWS_GRACE_SECONDS; after that it is killed.
+- Exit code 85 means: the job was asked to stop and has saved. All other exit codes keep their usual meaning.
+- The job may append one line of JSON to `journal.jsonl` in that directory each time it saves a checkpoint,
+  restores one, or stops. The facts about lost work and the cost of saving come from these lines.
 
-Standard library only: the worker reads this too.
+This module uses only the standard library, because the worker imports it too.
 """
 
 from __future__ import annotations
@@ -24,60 +24,63 @@ GRACE = "GPU_FLOWS_GRACE_SECONDS"
 ATTEMPT = "GPU_FLOWS_ATTEMPT"  # `<job id>.<number>`
 CHECKPOINTED = 85
 JOURNAL = "journal.jsonl"
-MOST, LATEST = 2**53, 1e11  # of any number, and of a time: what is beyond is no such thing
-MOST_READ = 4 * 2**20  # of a journal: it is the job's to write, and may be anything
+
+# The job writes the journal, so it may contain anything. Entries beyond these limits are ignored.
+MAX_JOURNAL_BYTES = 4 * 2**20
+MAX_NUMBER, MAX_TIME = 2**53, 1e11
+
+EventKind = Literal["saved", "restored", "left"]
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
     """One line of a journal."""
 
-    event: Literal["saved", "restored", "left"]
+    event: EventKind
     attempt: int
-    time: float  # when it was done
-    step: int = 0  # how far the job had come, in its own counting
+    time: float  # when the event was complete
+    step: int = 0  # steps done so far, as the job counts them
     seconds: float = 0.0  # how long it took
     bytes: int = 0
 
 
-def note(directory: Path, entry: Entry) -> None:
-    """Add a line. One write, so that two processes never mix theirs."""
+def write_entry(directory: Path, entry: Entry) -> None:
+    """Append one line to the journal. It is a single write, so lines of two processes never mix."""
     line = json.dumps(asdict(entry)) + "\n"
-    # Without O_NONBLOCK, a FIFO in its place would hold the job up for ever.
+    # O_NONBLOCK: opening a FIFO of this name would otherwise block the job.
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
-    file = os.open(directory / JOURNAL, flags, 0o644)  # the worker may be another user
+    file = os.open(directory / JOURNAL, flags, 0o644)  # readable for a worker that is another user
     try:
         os.write(file, line.encode())
     finally:
         os.close(file)
 
 
-def journal(directory: Path) -> list[Entry]:
-    """What the job told, oldest first; lines that make no sense are passed over."""
+def read_journal(directory: Path) -> list[Entry]:
+    """Return the entries of the journal, oldest first. Invalid lines are skipped."""
     try:
         file = os.open(directory / JOURNAL, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
         return []
     with open(file, "rb") as opened:
-        text = opened.read(MOST_READ).decode(errors="replace")
-    return [entry for line in text.splitlines() if (entry := _entry(line))]
-
-
-def _entry(line: str) -> Entry | None:
-    try:
-        told = json.loads(line)
-        known = {each.name: told[each.name] for each in fields(Entry) if each.name in told}
-        entry = Entry(**known)
-        numbers = (entry.attempt, entry.time, entry.step, entry.seconds, entry.bytes)
-        right = entry.event in ("saved", "restored", "left") and all(
-            isinstance(number, int | float) and 0 <= number < MOST for number in numbers
-        )
-    except (ValueError, TypeError, KeyError):
-        return None
-    return entry if right and entry.time < LATEST else None
+        text = opened.read(MAX_JOURNAL_BYTES).decode(errors="replace")
+    return [entry for line in text.splitlines() if (entry := _parse_entry(line))]
 
 
 def attempt_number(environment: Mapping[str, str] = os.environ) -> int:
-    """Which attempt this process belongs to; 1 for a job started by hand."""
+    """Return the number of the attempt this process belongs to; 1 for a job started by hand."""
     number = environment.get(ATTEMPT, "").rpartition(".")[2]
     return int(number) if number.isdigit() else 1
+
+
+def _parse_entry(line: str) -> Entry | None:
+    try:
+        values = json.loads(line)
+        entry = Entry(**{field.name: values[field.name] for field in fields(Entry) if field.name in values})
+        numbers = (entry.attempt, entry.time, entry.step, entry.seconds, entry.bytes)
+        valid = entry.event in ("saved", "restored", "left") and all(
+            isinstance(number, int | float) and 0 <= number < MAX_NUMBER for number in numbers
+        )
+    except (ValueError, TypeError, KeyError):
+        return None
+    return entry if valid and entry.time < MAX_TIME else None

@@ -1,13 +1,17 @@
-"""Checkpoint files: written whole or not at all, and read only when they are whole.
+"""Checkpoint files: written completely or not at all, and read only if they are complete.
 
-A checkpoint is written to a temporary file beside its place, forced to the disk, and only then given its
-name, so a job that is killed at any moment leaves the checkpoints it had. Each file begins with a seal:
-what it is, how long its content is, and a checksum of it. One that is torn, truncated or not ours breaks
-its seal and is passed over for the next older one.
+A checkpoint is written to a temporary file in the same directory, flushed to the disk, and only then renamed,
+so a job that is killed at any moment keeps the checkpoints it had. Each file starts with a header: a magic
+string, the length of the content, and a checksum of it. A file that does not match its header is skipped in
+favour of the next older one.
 
-The directory may hold anything by the time it is read again. Files are reached through the directory's
-descriptor and by names that are only digits, links are not followed, and nothing but a regular file of a
-sane size is read. Standard library only: what the content means is the caller's business.
+This module does not use `common.files.write_atomically`, for two reasons. The job can write to the directory,
+which may contain anything by the time it is read again. So all files are opened relative to the directory's
+descriptor, under names made of digits, without following links, and only regular files of a plausible size
+are read. And a checkpoint is streamed into its file while the checksum is computed, instead of being built in
+memory first.
+
+It uses only the standard library; the caller knows what the content means.
 """
 
 from __future__ import annotations
@@ -34,74 +38,74 @@ KEEP = 2
 _NAME = re.compile(r"checkpoint-([0-9]{12})\.pt")
 _PARTIAL = ".saving-"
 _MAGIC = b"gpu-flows ckpt 1"
-_SEAL = struct.Struct("<16sQ32s")  # what it is, length, checksum
+_HEADER = struct.Struct("<16sQ32s")  # magic, length, checksum
 
 
-class Unfit(Exception):
-    """A file that is not a whole checkpoint of ours; the message says why."""
+class UnusableCheckpoint(Exception):
+    """A file is not a complete checkpoint; the message states why."""
 
 
 @dataclass(frozen=True, slots=True)
-class Saved:
+class SavedCheckpoint:
     """A checkpoint that is on the disk."""
 
     number: int
     bytes: int
 
 
-class Store:
-    """The checkpoints in one directory, numbered as they come. The last few are kept."""
+class CheckpointStore:
+    """The checkpoints in one directory, numbered in the order of saving. The last few are kept."""
 
     def __init__(self, directory: Path, keep: int = KEEP) -> None:
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         self.directory = directory
         self.keep = keep
         self._root = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        self._unfit: set[int] = set()
+        self._unusable: set[int] = set()
 
     def close(self) -> None:
         os.close(self._root)
 
     # -- write ------------------------------------------------------------------------------------
 
-    def save(self, write: Callable[[Content], None]) -> Saved:
-        """Keep what `write` writes. When this returns, it survives a crash of the machine too."""
+    def save(self, write: Callable[[ContentWriter], None]) -> SavedCheckpoint:
+        """Save what `write` writes. When this returns, the checkpoint survives a crash of the machine."""
         partial = _PARTIAL + secrets.token_hex(8)
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         file = os.open(partial, flags, 0o600, dir_fd=self._root)
         try:
             with open(file, "wb") as opened:
-                opened.write(bytes(_SEAL.size))
-                content = Content(opened)
+                opened.write(bytes(_HEADER.size))
+                content = ContentWriter(opened)
                 try:
                     write(content)
                 finally:
-                    if content.failure:  # torch hides it behind an error of its own
+                    if content.failure:  # torch replaces it with an error of its own
                         raise content.failure
                 opened.seek(0)
-                opened.write(_SEAL.pack(_MAGIC, content.length, content.checksum.digest()))
+                opened.write(_HEADER.pack(_MAGIC, content.length, content.checksum.digest()))
                 opened.flush()
                 os.fsync(opened.fileno())
             number = self._next_number()
-            os.rename(partial, _name(number), src_dir_fd=self._root, dst_dir_fd=self._root)
+            os.rename(partial, _file_name(number), src_dir_fd=self._root, dst_dir_fd=self._root)
             os.fsync(self._root)
         except BaseException:
             self._remove(partial)
             raise
-        self._tidy()
-        return Saved(number, _SEAL.size + content.length)
+        self._delete_old()
+        return SavedCheckpoint(number, _HEADER.size + content.length)
 
     def _next_number(self) -> int:
-        number = max(self._numbers() - self._unfit, default=0) + 1
-        while number in self._unfit:  # it may be a directory, which nothing can be renamed to
+        number = max(self._numbers() - self._unusable, default=0) + 1
+        while number in self._unusable:  # it may be a directory, which a file cannot replace
             number += 1
         return number
 
-    def _tidy(self) -> None:
-        """Only now that a newer one is safe: old ones, broken ones, and what killed saves left."""
-        whole = sorted(self._numbers() - self._unfit)
-        for number in {*whole[: -self.keep], *self._unfit}:
-            self._remove(_name(number))
+    def _delete_old(self) -> None:
+        """Delete old and unusable checkpoints and partial files. Call it only after a successful save."""
+        usable = sorted(self._numbers() - self._unusable)
+        for number in {*usable[: -self.keep], *self._unusable}:
+            self._remove(_file_name(number))
         for name in os.listdir(self._root):
             if name.startswith(_PARTIAL):
                 self._remove(name)
@@ -112,33 +116,35 @@ class Store:
 
     # -- read -------------------------------------------------------------------------------------
 
-    def newest(self, load: Callable[[bytes], T]) -> T | None:
-        """What `load` makes of the newest whole checkpoint. One that it answers with Unfit is passed over."""
+    def load_newest(self, load: Callable[[bytes], T]) -> T | None:
+        """Return what `load` makes of the newest complete checkpoint. One for which `load` raises
+        UnusableCheckpoint is skipped."""
         for number in sorted(self._numbers(), reverse=True):
             try:
                 return load(self.read(number))
-            except Unfit as why:
-                self._unfit.add(number)
-                log.warning("%s/%s is passed over: %s", self.directory, _name(number), why)
+            except UnusableCheckpoint as error:
+                self._unusable.add(number)
+                log.warning("%s/%s is skipped: %s", self.directory, _file_name(number), error)
         return None
 
     def read(self, number: int) -> bytes:
-        """The content of a checkpoint. It was checked as it is returned: nobody can change it in between."""
+        """Return the content of a checkpoint. It is verified in memory, so a later change of the file does
+        not matter."""
         try:
-            # Without O_NONBLOCK, opening a FIFO would wait for somebody to write to it.
+            # O_NONBLOCK: opening a FIFO would otherwise wait for a writer.
             flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-            file = os.open(_name(number), flags, dir_fd=self._root)
+            file = os.open(_file_name(number), flags, dir_fd=self._root)
             with open(file, "rb") as opened:
-                return _content(opened)
+                return _read_verified(opened)
         except (OSError, MemoryError) as error:
-            raise Unfit(str(error)) from error
+            raise UnusableCheckpoint(str(error)) from error
 
     def _numbers(self) -> set[int]:
-        return {int(ours[1]) for name in os.listdir(self._root) if (ours := _NAME.fullmatch(name))}
+        return {int(match[1]) for name in os.listdir(self._root) if (match := _NAME.fullmatch(name))}
 
 
-class Content:
-    """Where the content of a checkpoint is written to: it is counted and summed up on its way."""
+class ContentWriter:
+    """A file-like object for the content of a checkpoint. It tracks its length and checksum."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
@@ -146,43 +152,45 @@ class Content:
         self.checksum = hashlib.blake2b(digest_size=32)
         self.failure: OSError | None = None
 
-    def write(self, some: bytes) -> int:
+    def write(self, data: bytes) -> int:
         try:
-            written = self._file.write(some)
+            written = self._file.write(data)
         except OSError as error:
             self.failure = error
             raise
-        self.checksum.update(some)
+        self.checksum.update(data)
         self.length += written
         return written
 
     def flush(self) -> None:
-        pass  # the store does, at the end
+        pass  # the store flushes at the end
 
 
-def _content(file: BinaryIO) -> bytes:
-    about = os.fstat(file.fileno())
-    if not stat.S_ISREG(about.st_mode):
-        raise Unfit("it is not a regular file")
-    if about.st_size > _memory():
-        raise Unfit(f"its {about.st_size:,} bytes are more than this machine's memory")
-    seal = file.read(_SEAL.size)
-    if len(seal) < _SEAL.size:
-        raise Unfit("it is too short to be a checkpoint")
-    magic, length, checksum = _SEAL.unpack(seal)
+def _read_verified(file: BinaryIO) -> bytes:
+    status = os.fstat(file.fileno())
+    if not stat.S_ISREG(status.st_mode):
+        raise UnusableCheckpoint("it is not a regular file")
+    if status.st_size > _memory_bytes():
+        raise UnusableCheckpoint(f"its {status.st_size:,} bytes exceed this machine's memory")
+    header = file.read(_HEADER.size)
+    if len(header) < _HEADER.size:
+        raise UnusableCheckpoint("it is too short to be a checkpoint")
+    magic, length, checksum = _HEADER.unpack(header)
     if magic != _MAGIC:
-        raise Unfit("it was not written by this library")
-    if length != about.st_size - _SEAL.size:
-        raise Unfit(f"it should have {length:,} bytes of content and has {about.st_size - _SEAL.size:,}")
+        raise UnusableCheckpoint("it was not written by this library")
+    if length != status.st_size - _HEADER.size:
+        raise UnusableCheckpoint(
+            f"it should have {length:,} bytes of content and has {status.st_size - _HEADER.size:,}"
+        )
     content = file.read(length)
     if hashlib.blake2b(content, digest_size=32).digest() != checksum:
-        raise Unfit("its checksum is wrong")
+        raise UnusableCheckpoint("its checksum is wrong")
     return content
 
 
-def _name(number: int) -> str:
+def _file_name(number: int) -> str:
     return f"checkpoint-{number:012}.pt"
 
 
-def _memory() -> int:
+def _memory_bytes() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -19,7 +19,8 @@ from gpu_flows.blocks import GpuCluster
 from gpu_flows.config.pool_blocks import BadBlock, BlockNames, PolicyChoice, read_cluster, read_policy
 from gpu_flows.devices.base import DeviceError, DeviceSource, Reading
 from gpu_flows.devices.sampler import Sampler
-from gpu_flows.devices.telemetry import Telemetry, open_devices
+from gpu_flows.devices.sources import open_devices
+from gpu_flows.devices.telemetry import Telemetry
 from gpu_flows.dispatch.dispatcher import Dispatcher
 from gpu_flows.schedulers.model import Node
 from gpu_flows.schedulers.policy import PolicyError
@@ -65,7 +66,7 @@ class BlockFollower:
     @property
     def missing_devices(self) -> str:
         """Why some devices of the cluster are unknown; empty if all are known."""
-        return self._source.trouble if self._source else ""
+        return self._source.problem if self._source else ""
 
     @property
     def readings(self) -> dict[str, Reading]:
@@ -161,13 +162,13 @@ class BlockFollower:
             loop.call_soon_threadsafe(self._use_readings, at, readings)
 
     def _use_nodes(self, nodes: list[Node]) -> None:
-        self._telemetry.adopt(nodes, time.time())
+        self._telemetry.set_nodes(nodes, time.time())
         for node in nodes:
             trouble = self._containers.describe_trouble(node.name)
             self._engine.set_node(node.name, not trouble, trouble)
 
     def _use_readings(self, at: float, readings: list[Reading]) -> None:
-        if self._source and (nodes := self._source.news()):
+        if self._source and (nodes := self._source.changed_nodes()):
             self._use_nodes(nodes)
-        self._telemetry.take(at, readings)
+        self._telemetry.add_readings(at, readings)
         self._dispatcher.wake()

@@ -1,4 +1,4 @@
-"""What a source of devices is: it says which there are, and how each one does."""
+"""What a source of devices offers: the devices it has, and their readings."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gpu_flows.schedulers.model import Node
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """How one device does now. None where the device does not tell."""
+    """The state of one device at one moment. A value that the device does not report is None."""
 
     device_id: str
     utilization: float | None = None  # 0 to 100
@@ -24,34 +24,34 @@ class Reading:
 
 
 class DeviceSource(Protocol):
-    """NVML, a declaration, or (later) a cluster engine."""
+    """Lists and reads devices. Implemented by NvmlDevices, DockerDevices and SimulatedDevices."""
 
     name: str
 
     def nodes(self) -> list[Node]:
-        """The devices there are. Raises DeviceError with a way to fix it when they cannot be listed."""
+        """Return all nodes with their devices. Raises DeviceError if they cannot be listed."""
         ...
 
     def read(self) -> list[Reading]:
-        """One reading per device, within the source's deadline; never raises, never hangs.
-        A device that cannot be read comes back unhealthy with the reason."""
+        """Return one reading per device within the source's deadline. It never raises and never blocks: a
+        device that cannot be read is returned as unhealthy, with the reason."""
         ...
 
-    def news(self) -> list[Node] | None:
-        """The devices there are now, if they are others than when they were last told of."""
+    def changed_nodes(self) -> list[Node] | None:
+        """Return all nodes if they differ from those returned last, otherwise None."""
         ...
 
     @property
-    def trouble(self) -> str:
-        """Why some devices that there should be are not known; empty when all are."""
+    def problem(self) -> str:
+        """Why some of the expected devices are missing; empty if none is."""
         ...
 
     def close(self) -> None: ...
 
 
 class DeviceError(RuntimeError):
-    """Devices cannot be listed; the message says why and what to do."""
+    """Devices cannot be listed; the message states why and what to do."""
 
 
 class NoDevices(DeviceError):
-    """There are none here, as far as anybody can tell; not merely none that answers now."""
+    """This machine has no devices, as opposed to devices that do not respond at the moment."""

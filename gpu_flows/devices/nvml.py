@@ -1,14 +1,15 @@
-"""The GPUs of this machine, through NVML, and the rules by which one of them counts as sick.
+"""The GPUs of a machine, read through NVML, and the rules that decide whether a GPU is healthy.
 
 The rules are those of NVIDIA's own device plugin for Kubernetes and of DCGM:
 
-- a critical Xid makes a device unhealthy, unless it is one that a faulty program causes; it stays so
-  until this source is opened again, which is what one does after resetting the GPU
-- so does an uncorrectable memory error, until a reset sets the device's count to zero
-- so does a device that is lost, gone from NVML's list, or not read within the deadline, until it is back
+- A critical Xid makes a device unhealthy, except for the Xids that a faulty program causes. The device stays
+  unhealthy until this source is opened again, which is to be done after a reset of the GPU.
+- An uncorrectable memory error makes a device unhealthy until a reset sets the device's error count to zero.
+- A device that is lost, missing from NVML's list, or not read within the deadline is unhealthy until it is
+  back.
 
-A value that a device does not support is None and no fault. Every NVML call happens in a child
-process (`nvml_probe.py`), so a driver that hangs costs the caller at most the deadline.
+A value that a device does not support is None and not a fault. Every NVML call happens in another process
+(see `probe.py`), so a driver that hangs delays the caller by at most the deadline.
 """
 
 from __future__ import annotations
@@ -16,16 +17,17 @@ from __future__ import annotations
 import socket
 import threading
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from gpu_flows.devices.base import DeviceError, NoDevices, Reading
-from gpu_flows.devices.nvml_child import NoAnswer, NvmlChild
+from gpu_flows.devices.probe import Probe, ProbeError
+from gpu_flows.devices.process_probe import ProcessProbe
 from gpu_flows.schedulers.model import Device, Node
 
 if TYPE_CHECKING:
-    from gpu_flows.devices.nvml_probe import DeviceLook, GpuLook
+    from gpu_flows.devices.nvml_probe import DeviceSnapshot, GpuSnapshot
 
-APPLICATION_XIDS = frozenset({13, 31, 43, 45, 68, 109})  # the program's fault; the GPU is well
+APPLICATION_XIDS = frozenset({13, 31, 43, 45, 68, 109})  # caused by a program, not by the GPU
 
 XID_MEANINGS = {
     48: "uncorrectable memory error",
@@ -35,15 +37,15 @@ XID_MEANINGS = {
     79: "GPU has fallen off the bus",
     94: "contained memory error",
     95: "uncontained memory error",
-    119: "GPU firmware does not answer",
+    119: "GPU firmware does not respond",
 }
 
 
-NOT_THERE = ("Shared Library Not Found", "Driver Not Loaded")  # in NVML's own words
+NOT_INSTALLED = ("Shared Library Not Found", "Driver Not Loaded")  # parts of NVML's messages
 
 
 def find_nvml(library: str | None = None) -> str:
-    """Why NVML is of no use on this machine, with a way to fix it; empty when it is."""
+    """Return why NVML cannot be used on this machine and how to fix that; empty if it can."""
     devices = NvmlDevices(library=library)
     try:
         devices.nodes()
@@ -54,30 +56,20 @@ def find_nvml(library: str | None = None) -> str:
     return ""
 
 
-class Probe(Protocol):
-    """Whoever asks NVML: a child process, or a container on another machine."""
-
-    def look(self, patient: bool = False) -> list[GpuLook]:
-        """All GPUs as NVML shows them now; raises NoAnswer."""
-        ...
-
-    def close(self) -> None: ...
-
-
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """A device that was seen at least once, and where it sits."""
+    """A device that was listed at least once, and its position."""
 
     device: Device
-    gpu: int  # the place of its GPU in NVML's list
+    gpu: int  # the index of its GPU in NVML's list
     instance: list[int] | None  # of a MIG slice
 
 
 class NvmlDevices:
-    """A DeviceSource. Starts its child process at the first call; may be called from any thread."""
+    """A DeviceSource. It starts its probe at the first call, and may be called from any thread."""
 
     name = "nvml"
-    trouble = ""
+    problem = ""
 
     def __init__(
         self,
@@ -93,112 +85,112 @@ class NvmlDevices:
         self._node = node or socket.gethostname()
         self._deadline_s = deadline_s
         self._ignored_xids = ignored_xids
-        self._child = probe or NvmlChild(library, deadline_s, start_s, pause_s)
-        self._lock = threading.Lock()  # one question at a time
+        self._probe = probe or ProcessProbe(library, deadline_s, start_s, pause_s)
+        self._lock = threading.Lock()  # the probe allows one caller at a time
         self._known: dict[str, _Known] = {}
-        self._sick: dict[str, str] = {}  # by device: the fault that only a reset heals
+        self._faults: dict[str, str] = {}  # by device id: faults that only a reset repairs
 
-    def nodes(self, patient: bool = True) -> list[Node]:
-        """This machine with its devices. Waits, if patient, for a driver that is slow to start."""
+    def nodes(self, wait_for_start: bool = True) -> list[Node]:
+        """Return this machine with its devices. `wait_for_start` waits for a driver that is slow to start."""
         with self._lock:
             try:
-                gpus = self._child.look(patient)
-            except NoAnswer as trouble:
-                absent = any(words in str(trouble) for words in NOT_THERE)
-                raise (NoDevices if absent else DeviceError)(str(trouble)) from None
-            self._learn(gpus)
-        present = [self._known[look["id"]].device for gpu in gpus for look in gpu["devices"]]
+                gpus = self._probe.read(wait_for_start)
+            except ProbeError as error:
+                absent = any(message in str(error) for message in NOT_INSTALLED)
+                raise (NoDevices if absent else DeviceError)(str(error)) from None
+            self._update(gpus)
+        present = [self._known[snapshot["id"]].device for gpu in gpus for snapshot in gpu["devices"]]
         if not present:
-            raise NoDevices(_no_device(gpus))
+            raise NoDevices(_explain_no_devices(gpus))
         return [Node(self._node, tuple(sorted(present, key=lambda device: device.index)))]
 
     def read(self) -> list[Reading]:
-        """A reading for every device ever seen, so that one which disappears is told as gone."""
+        """Return a reading of every device listed so far. One that disappears is returned as unhealthy."""
         late = f"NVML has not answered for {self._deadline_s:.1f} s"
         if not self._lock.acquire(timeout=self._deadline_s):
             return self._all_unhealthy(late)
         try:
-            gpus = self._child.look()
-        except NoAnswer as trouble:
-            return self._all_unhealthy(trouble.reason)
+            gpus = self._probe.read()
+        except ProbeError as error:
+            return self._all_unhealthy(error.reason)
         else:
-            self._learn(gpus)
-            looks = {look["id"]: look for gpu in gpus for look in gpu["devices"]}
-            return [self._reading(known, looks.get(id), gpus) for id, known in self._known.items()]
+            self._update(gpus)
+            snapshots = {snapshot["id"]: snapshot for gpu in gpus for snapshot in gpu["devices"]}
+            return [self._reading(known, snapshots.get(id), gpus) for id, known in self._known.items()]
         finally:
             self._lock.release()
 
-    def news(self) -> list[Node] | None:
+    def changed_nodes(self) -> list[Node] | None:
         return None
 
     def close(self) -> None:
         with self._lock:
-            self._child.close()
+            self._probe.close()
 
-    def _learn(self, gpus: list[GpuLook]) -> None:
-        """Which devices there are, and which have just fallen sick."""
-        for gpu, look in enumerate(gpus):
-            for device in look["devices"]:
-                self._remember(gpu, device)
-            for event in look["events"]:
+    def _update(self, gpus: list[GpuSnapshot]) -> None:
+        """Store which devices exist, and which have a new fault."""
+        for index, gpu in enumerate(gpus):
+            for device in gpu["devices"]:
+                self._store_device(index, device)
+            for event in gpu["events"]:
                 if event["xid"] not in self._ignored_xids:
-                    self._mark(gpu, event["instance"], _xid(event["xid"]))
+                    self._store_fault(index, event["instance"], _describe_xid(event["xid"]))
 
-    def _remember(self, gpu: int, look: DeviceLook) -> None:
-        before = self._known.get(look["id"])
+    def _store_device(self, gpu: int, snapshot: DeviceSnapshot) -> None:
+        before = self._known.get(snapshot["id"])
         index = before.device.index if before else len(self._known)
-        if before and look["fault"]:  # a faulty device tells less of itself than it once did
+        if before and snapshot["fault"]:  # a faulty device may not report its model and memory
             device = before.device
         else:
-            device = Device(look["id"], self._node, index, look["model"], look["memory_mb"])
-        self._known[look["id"]] = _Known(device, gpu, look["instance"])
+            device = Device(snapshot["id"], self._node, index, snapshot["model"], snapshot["memory_mb"])
+        self._known[snapshot["id"]] = _Known(device, gpu, snapshot["instance"])
 
-    def _mark(self, gpu: int, instance: list[int] | None, fault: str) -> None:
+    def _store_fault(self, gpu: int, instance: list[int] | None, fault: str) -> None:
         for known in self._known.values():
             if known.gpu == gpu and (instance is None or known.instance in (None, instance)):
-                self._sick.setdefault(known.device.id, fault)
+                self._faults.setdefault(known.device.id, fault)
 
-    def _reading(self, known: _Known, look: DeviceLook | None, gpus: list[GpuLook]) -> Reading:
-        sick = self._sick.get(known.device.id, "")
-        if look is None:
-            lost = gpus[known.gpu]["fault"] if known.gpu < len(gpus) else ""
-            return _unhealthy(known, sick or lost or "gone: NVML does not list it any more")
-        detail = sick or look["fault"] or _ecc(look["ecc_errors"])
+    def _reading(self, known: _Known, snapshot: DeviceSnapshot | None, gpus: list[GpuSnapshot]) -> Reading:
+        fault = self._faults.get(known.device.id, "")
+        if snapshot is None:
+            gpu_fault = gpus[known.gpu]["fault"] if known.gpu < len(gpus) else ""
+            return _unhealthy(known, fault or gpu_fault or "gone: NVML does not list it any more")
+        detail = fault or snapshot["fault"] or _describe_ecc(snapshot["ecc_errors"])
         return Reading(
-            look["id"],
-            utilization=look["utilization"],
-            memory_used_mb=look["memory_used_mb"],
-            power_w=look["power_w"],
-            temperature_c=look["temperature_c"],
-            processes=tuple(look["processes"]),
-            ecc_errors=look["ecc_errors"],
+            snapshot["id"],
+            utilization=snapshot["utilization"],
+            memory_used_mb=snapshot["memory_used_mb"],
+            power_w=snapshot["power_w"],
+            temperature_c=snapshot["temperature_c"],
+            processes=tuple(snapshot["processes"]),
+            ecc_errors=snapshot["ecc_errors"],
             healthy=not detail,
             detail=detail,
         )
 
     def _all_unhealthy(self, reason: str) -> list[Reading]:
-        return [_unhealthy(known, self._sick.get(id, reason)) for id, known in list(self._known.items())]
+        return [_unhealthy(known, self._faults.get(id, reason)) for id, known in list(self._known.items())]
 
 
 def _unhealthy(known: _Known, detail: str) -> Reading:
     return Reading(known.device.id, healthy=False, detail=detail)
 
 
-def _xid(number: int | None) -> str:
+def _describe_xid(number: int | None) -> str:
     if number is None:
         return "uncorrectable memory error (double-bit ECC)"
     meaning = XID_MEANINGS.get(number, "see NVIDIA's list of Xid errors")
     return f"Xid {number}: {meaning}"
 
 
-def _ecc(errors: int | None) -> str:
+def _describe_ecc(errors: int | None) -> str:
     return f"{errors} uncorrectable memory errors (ECC) since its last reset" if errors else ""
 
 
-def _no_device(gpus: list[GpuLook]) -> str:
-    faults = [f"GPU {number}: {look['fault']}" for number, look in enumerate(gpus) if look["fault"]]
+def _explain_no_devices(gpus: list[GpuSnapshot]) -> str:
+    faults = [f"GPU {index}: {gpu['fault']}" for index, gpu in enumerate(gpus) if gpu["fault"]]
     if faults:
         return f"No GPU can be used ({'; '.join(faults)}). Check `nvidia-smi` and `dmesg`."
     if gpus:
-        return "The GPUs are in MIG mode without a slice. Make some with `nvidia-smi mig -cgi ... -C`."
+        return "The GPUs are in MIG mode without a slice. Create some with `nvidia-smi mig -cgi ... -C`."
     return "NVML lists no GPU. Start a container with `--gpus all`; on a host check `nvidia-smi`."

@@ -1,13 +1,14 @@
-"""Asks NVML, in a process of its own, so that a call which never returns hurts nobody else.
+"""A script that reads NVML in a process of its own, so that a call that never returns blocks no other
+process.
 
-`gpu_flows.devices.nvml` runs this file as a plain script, so it imports nothing but the standard
-library and pynvml and starts in a tenth of a second. One byte on stdin asks for one look at all
-GPUs; the look goes out as one line of JSON. When stdin closes the owner is gone, and so is the probe.
+`process_probe` runs this file as a plain script. It imports only the standard library and pynvml, and so
+starts in a tenth of a second. One byte on stdin requests a snapshot of all GPUs, which is printed as one
+line of JSON. The script ends when its stdin is closed, because its parent has then ended.
 
-In a container nobody asks: `--every SECONDS --for SECONDS` looks by itself, and ends by itself, so that
-a sampler whose owner is gone does not stay for ever.
+`container_probe` runs it with `--every SECONDS --for SECONDS`: it prints snapshots at this interval without
+requests, and ends after the given time, so that it does not run forever without a worker.
 
-It tells facts only. What makes a device unhealthy is for the reader to say.
+It reports only what NVML returns. `nvml` decides whether a device is healthy.
 """
 
 from __future__ import annotations
@@ -25,16 +26,16 @@ from typing import Any, TypedDict
 import pynvml as nvml
 
 MIB = 1024 * 1024
-ANY_INSTANCE = 0xFFFFFFFF  # NVML's word for "not one slice, the whole GPU"
+ANY_INSTANCE = 0xFFFFFFFF  # NVML's value for "the whole GPU, not one slice"
 WATCHED_EVENTS = nvml.nvmlEventTypeXidCriticalError | nvml.nvmlEventTypeDoubleBitEccError
 
-# Errors that only mean: this device, this driver or this user does not get that value.
-UNTOLD = {
+# Errors that mean: the value is not available for this device, driver or user.
+UNAVAILABLE = {
     nvml.NVML_ERROR_NOT_SUPPORTED,
     nvml.NVML_ERROR_VGPU_ECC_NOT_SUPPORTED,
     nvml.NVML_ERROR_FUNCTION_NOT_FOUND,
     nvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH,
-    nvml.NVML_ERROR_INVALID_ARGUMENT,  # some drivers say this of a MIG slice
+    nvml.NVML_ERROR_INVALID_ARGUMENT,  # some drivers return this for a MIG slice
     nvml.NVML_ERROR_INSUFFICIENT_SIZE,  # the list of processes grew while it was read
     nvml.NVML_ERROR_NO_PERMISSION,
     nvml.NVML_ERROR_NO_DATA,
@@ -51,13 +52,13 @@ OTHER_FIX = "Check `nvidia-smi` and `dmesg`."
 
 
 class Event(TypedDict):
-    """A fault NVML told about by itself."""
+    """A fault that NVML has reported as an event."""
 
     xid: int | None  # None: an uncorrectable memory error
-    instance: list[int] | None  # the MIG slice that is meant; None: the whole GPU
+    instance: list[int] | None  # the MIG slice; None: the whole GPU
 
 
-class DeviceLook(TypedDict):
+class DeviceSnapshot(TypedDict):
     """One device: a GPU, or a MIG slice of one."""
 
     id: str
@@ -73,64 +74,66 @@ class DeviceLook(TypedDict):
     fault: str
 
 
-class GpuLook(TypedDict):
-    """One GPU, by its place in NVML's list. In MIG mode its slices are its devices."""
+class GpuSnapshot(TypedDict):
+    """One GPU of NVML's list. In MIG mode its slices are its devices."""
 
-    fault: str  # why no device of it can be told
+    fault: str  # why its devices cannot be listed
     events: list[Event]
-    devices: list[DeviceLook]
+    devices: list[DeviceSnapshot]
 
 
 class Answer(TypedDict, total=False):
-    """Either `gpus`, or `error` with its `fix`; after an error the probe ends."""
+    """Either `gpus`, or `error` with its `fix`; after an error the script ends."""
 
-    gpus: list[GpuLook]
+    gpus: list[GpuSnapshot]
     error: str
     fix: str
 
 
-def told(ask: Callable[..., Any], *arguments: Any) -> Any:
-    """What NVML answers, or None where it does not tell."""
+def read_value(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Return the value of an NVML function, or None if it is not available."""
     try:
-        return ask(*arguments)
+        return function(*arguments)
     except nvml.NVMLError as error:
-        if error.value in UNTOLD:
+        if error.value in UNAVAILABLE:
             return None
         raise
 
 
 class Gpus:
-    """The GPUs of this machine, with one event set each, so that a lost one silences no other."""
+    """The GPUs of this machine. Each has its own event set, so that a lost GPU does not block the others."""
 
     def __init__(self) -> None:
         nvml.nvmlInit()
         self._event_sets: dict[int, Any] = {}
 
-    def look(self) -> Answer:
-        return {"gpus": [self._look_at(index) for index in range(nvml.nvmlDeviceGetCount())]}
+    def read(self) -> Answer:
+        return {"gpus": [self._read_gpu(index) for index in range(nvml.nvmlDeviceGetCount())]}
 
-    def _look_at(self, index: int) -> GpuLook:
-        look: GpuLook = {"fault": "", "events": [], "devices": []}
+    def _read_gpu(self, index: int) -> GpuSnapshot:
+        snapshot: GpuSnapshot = {"fault": "", "events": [], "devices": []}
         try:
-            for event in self._events(index):  # first: a lost GPU may have told why it went
-                look["events"].append(event)
+            for event in self._events(index):  # first: the events may state why a GPU was lost
+                snapshot["events"].append(event)
             gpu = nvml.nvmlDeviceGetHandleByIndex(index)
-            self._watch(index, gpu)
-            look["devices"] = [look_at(device, gpu, instance) for device, instance in devices_of(gpu)]
+            self._register_events(index, gpu)
+            snapshot["devices"] = [
+                read_device(device, gpu, instance) for device, instance in list_devices(gpu)
+            ]
         except nvml.NVMLError as error:
-            look["fault"] = str(error)
-        return look
+            snapshot["fault"] = str(error)
+        return snapshot
 
-    def _watch(self, index: int, gpu: Any) -> None:
+    def _register_events(self, index: int, gpu: Any) -> None:
         if index in self._event_sets:
             return
         event_set = nvml.nvmlEventSetCreate()
-        supported = told(nvml.nvmlDeviceGetSupportedEventTypes, gpu) or 0
-        told(nvml.nvmlDeviceRegisterEvents, gpu, WATCHED_EVENTS & supported, event_set)
+        supported = read_value(nvml.nvmlDeviceGetSupportedEventTypes, gpu) or 0
+        read_value(nvml.nvmlDeviceRegisterEvents, gpu, WATCHED_EVENTS & supported, event_set)
         self._event_sets[index] = event_set
 
     def _events(self, index: int) -> Iterator[Event]:
-        """What happened since the last look."""
+        """Yield the events since the last snapshot."""
         while index in self._event_sets:
             try:
                 event = nvml.nvmlEventSetWait(self._event_sets[index], 0)
@@ -143,9 +146,12 @@ class Gpus:
             }
 
 
-def devices_of(gpu: Any) -> Iterator[tuple[Any, list[int] | None]]:
-    """The handles that jobs can be given: the GPU itself, or its slices when it is in MIG mode."""
-    current_mode, _pending = told(nvml.nvmlDeviceGetMigMode, gpu) or (nvml.NVML_DEVICE_MIG_DISABLE, None)
+def list_devices(gpu: Any) -> Iterator[tuple[Any, list[int] | None]]:
+    """Yield the handles of the devices that jobs can use: the GPU itself, or its slices in MIG mode."""
+    current_mode, _pending = read_value(nvml.nvmlDeviceGetMigMode, gpu) or (
+        nvml.NVML_DEVICE_MIG_DISABLE,
+        None,
+    )
     if current_mode != nvml.NVML_DEVICE_MIG_ENABLE:
         yield gpu, None
         return
@@ -153,12 +159,12 @@ def devices_of(gpu: Any) -> Iterator[tuple[Any, list[int] | None]]:
         try:
             mig = nvml.nvmlDeviceGetMigDeviceHandleByIndex(gpu, index)
         except nvml.NVMLError_NotFound:
-            continue  # room for a slice that nobody made
+            continue  # a free place for a slice
         yield mig, [nvml.nvmlDeviceGetGpuInstanceId(mig), nvml.nvmlDeviceGetComputeInstanceId(mig)]
 
 
-def look_at(device: Any, gpu: Any, instance: list[int] | None) -> DeviceLook:
-    look: DeviceLook = {
+def read_device(device: Any, gpu: Any, instance: list[int] | None) -> DeviceSnapshot:
+    snapshot: DeviceSnapshot = {
         "id": nvml.nvmlDeviceGetUUID(device),
         "model": "GPU",
         "memory_mb": 0,
@@ -172,74 +178,77 @@ def look_at(device: Any, gpu: Any, instance: list[int] | None) -> DeviceLook:
         "fault": "",
     }
     try:
-        look["model"] = told(nvml.nvmlDeviceGetName, device) or "GPU"
-        if memory := told(nvml.nvmlDeviceGetMemoryInfo, device):
-            look["memory_mb"] = memory.total // MIB
-            look["memory_used_mb"] = memory.used / MIB
-        if rates := told(nvml.nvmlDeviceGetUtilizationRates, device):
-            look["utilization"] = float(rates.gpu)
-        if (milliwatts := told(nvml.nvmlDeviceGetPowerUsage, device)) is not None:
-            look["power_w"] = milliwatts / 1000
-        look["temperature_c"] = temperature_of(gpu)  # a slice has no sensor of its own
-        look["ecc_errors"] = told(
+        snapshot["model"] = read_value(nvml.nvmlDeviceGetName, device) or "GPU"
+        if memory := read_value(nvml.nvmlDeviceGetMemoryInfo, device):
+            snapshot["memory_mb"] = memory.total // MIB
+            snapshot["memory_used_mb"] = memory.used / MIB
+        if rates := read_value(nvml.nvmlDeviceGetUtilizationRates, device):
+            snapshot["utilization"] = float(rates.gpu)
+        if (milliwatts := read_value(nvml.nvmlDeviceGetPowerUsage, device)) is not None:
+            snapshot["power_w"] = milliwatts / 1000
+        snapshot["temperature_c"] = read_temperature(gpu)  # a slice has no sensor of its own
+        snapshot["ecc_errors"] = read_value(
             nvml.nvmlDeviceGetTotalEccErrors,
             device,
             nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED,
             nvml.NVML_VOLATILE_ECC,
         )
-        processes = told(nvml.nvmlDeviceGetComputeRunningProcesses, device) or []
-        look["processes"] = [process.pid for process in processes]
+        processes = read_value(nvml.nvmlDeviceGetComputeRunningProcesses, device) or []
+        snapshot["processes"] = [process.pid for process in processes]
     except nvml.NVMLError as error:
-        look["fault"] = str(error)
-    return look
+        snapshot["fault"] = str(error)
+    return snapshot
 
 
-def temperature_of(gpu: Any) -> float | None:
-    celsius = told(nvml.nvmlDeviceGetTemperatureV, gpu, nvml.NVML_TEMPERATURE_GPU)
-    if celsius is None:  # drivers from before this call
-        celsius = told(nvml.nvmlDeviceGetTemperature, gpu, nvml.NVML_TEMPERATURE_GPU)
+def read_temperature(gpu: Any) -> float | None:
+    celsius = read_value(nvml.nvmlDeviceGetTemperatureV, gpu, nvml.NVML_TEMPERATURE_GPU)
+    if celsius is None:  # older drivers do not have that function
+        celsius = read_value(nvml.nvmlDeviceGetTemperature, gpu, nvml.NVML_TEMPERATURE_GPU)
     return None if celsius is None else float(celsius)
 
 
-def listen(asked: queue.SimpleQueue[bytes]) -> None:
-    """Runs beside the looks, so the probe ends with its owner even while NVML hangs."""
+def read_requests(requests: queue.SimpleQueue[bytes]) -> None:
+    """Read requests from stdin. This runs in its own thread, to end the script even while NVML hangs."""
     while byte := os.read(0, 1):
-        asked.put(byte)
+        requests.put(byte)
     os._exit(0)
 
 
-def keep_asking(asked: queue.SimpleQueue[bytes], every_s: float, for_s: float) -> None:
+def make_requests(requests: queue.SimpleQueue[bytes], every_s: float, for_s: float) -> None:
+    """Make requests at an interval, and end the script after `for_s`."""
     end = time.monotonic() + for_s
     while time.monotonic() < end:
-        asked.put(b"?")
+        requests.put(b"?")
         time.sleep(every_s)
     os._exit(0)
 
 
 def main() -> None:
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # whatever a driver library prints does not get between the answers
-    asked: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-    alone = sys.argv[1:2] == ["--every"]
-    if alone:
-        pace = (asked, float(sys.argv[2]), float(sys.argv[4]))
-        threading.Thread(target=keep_asking, args=pace, daemon=True).start()
+    os.dup2(2, 1)  # what a driver library prints must not mix with the answers
+    requests: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+    at_interval = sys.argv[1:2] == ["--every"]
+    if at_interval:
+        arguments = (requests, float(sys.argv[2]), float(sys.argv[4]))
+        threading.Thread(target=make_requests, args=arguments, daemon=True).start()
     else:
-        threading.Thread(target=listen, args=(asked,), daemon=True).start()
+        threading.Thread(target=read_requests, args=(requests,), daemon=True).start()
 
-    def answer(what: Answer) -> None:
-        print(json.dumps(what), file=answers, flush=True)
+    def send(answer: Answer) -> None:
+        print(json.dumps(answer), file=answers, flush=True)
 
     try:
-        if len(sys.argv) > 1 and not alone:  # once loaded, pynvml gets it when it asks by name
+        if (
+            len(sys.argv) > 1 and not at_interval
+        ):  # a library that is loaded is the one that pynvml finds by name
             ctypes.CDLL(sys.argv[1])
         gpus = Gpus()
-        while asked.get():
-            answer(gpus.look())
+        while requests.get():
+            send(gpus.read())
     except nvml.NVMLError as error:
-        answer({"error": str(error), "fix": FIXES.get(error.value, OTHER_FIX)})
+        send({"error": str(error), "fix": FIXES.get(error.value, OTHER_FIX)})
     except Exception as error:
-        answer({"error": f"{type(error).__name__}: {error}", "fix": OTHER_FIX})
+        send({"error": f"{type(error).__name__}: {error}", "fix": OTHER_FIX})
 
 
 if __name__ == "__main__":

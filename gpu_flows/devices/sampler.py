@@ -1,8 +1,8 @@
-"""Reads a source of devices on a steady beat, in a thread of its own.
+"""Reads a source of devices at a fixed interval, in a thread of its own.
 
-Nobody waits for a reading: the newest one is at hand in `latest()`, and `on_readings` is called in
-the sampler's thread. A reading that takes longer than the beat makes the sampler skip beats, not
-fall behind; one that fails is logged, and the next beat tries again.
+`on_readings` is called in the sampler's thread, and `latest()` returns the newest readings without waiting.
+If reading takes longer than the interval, the sampler skips samples instead of catching up. A failure is
+logged, and the next sample is taken as usual.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from gpu_flows.devices.base import DeviceSource, Reading
 log = logging.getLogger(__name__)
 
 
-def next_beat(last: float, now: float, every_s: float) -> float:
-    """The first beat after now; those that passed meanwhile are skipped."""
+def next_sample_time(last: float, now: float, every_s: float) -> float:
+    """Return the first sample time after now. Those that have passed are skipped."""
     missed = max(0.0, (now - last) // every_s)
     return last + (missed + 1) * every_s
 
 
 class Sampler:
-    """Starts at once, with a first reading; `close()` ends it. The source stays its owner's to close."""
+    """Takes the first sample immediately, and further ones until `close()`. The caller closes the source."""
 
     def __init__(
         self,
@@ -34,7 +34,7 @@ class Sampler:
         on_readings: Callable[[float, list[Reading]], None],
     ) -> None:
         if every_s <= 0:
-            raise ValueError(f"Readings every {every_s} s make no sense; give a number above 0.")
+            raise ValueError(f"The interval of readings must be above 0, not {every_s} s.")
         self._source = source
         self._every_s = every_s
         self._on_readings = on_readings
@@ -44,11 +44,11 @@ class Sampler:
         self._thread.start()
 
     def latest(self) -> dict[str, Reading]:
-        """The newest reading of each device, by device id; empty before the first."""
+        """Return the newest reading of each device by device id; empty before the first sample."""
         return dict(self._latest)
 
     def close(self, patience_s: float = 5.0) -> None:
-        """End the beat and wait for the reading under way, but for no longer than `patience_s`."""
+        """Stop sampling, and wait at most `patience_s` for a sample that is being taken."""
         self._closed.set()
         if self._thread is not threading.current_thread():
             self._thread.join(patience_s)
@@ -63,12 +63,15 @@ class Sampler:
         due = time.monotonic()
         while not self._closed.wait(max(0.0, due - time.monotonic())):
             try:
-                self._beat()
+                self._sample()
             except Exception:
-                log.exception("Devices of %s could not be sampled; trying again", self._source.name)
-            due = next_beat(due, time.monotonic(), self._every_s)
+                log.exception(
+                    "The devices of %s could not be read. They are read again at the next sample.",
+                    self._source.name,
+                )
+            due = next_sample_time(due, time.monotonic(), self._every_s)
 
-    def _beat(self) -> None:
+    def _sample(self) -> None:
         readings = self._source.read()
         self._latest = {reading.device_id: reading for reading in readings}
         if not self._closed.is_set():

@@ -1,76 +1,44 @@
-"""The pool's devices: where they come from, and what each reading of them leads to."""
+"""Passes what a source of devices reports to the engine and to the history.
+
+The sampler (`sampler.py`) delivers readings at a fixed interval; Telemetry decides what each of them changes.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 
 from gpu_flows.analytics.facts import DeviceEvent, DeviceSeen, Sampled
-from gpu_flows.blocks.cluster import GpuCluster
-from gpu_flows.devices.base import DeviceError, DeviceSource, NoDevices, Reading
-from gpu_flows.devices.docker_hosts import DockerDevices
-from gpu_flows.devices.nvml import NvmlDevices
-from gpu_flows.devices.simulated import Load, SimulatedDevices
+from gpu_flows.devices.base import Reading
+from gpu_flows.devices.simulated import Load
 from gpu_flows.runtimes.base import Runtime
-from gpu_flows.runtimes.docker.host import Host
 from gpu_flows.schedulers.engine import Engine
 from gpu_flows.schedulers.model import Node, all_devices
 
 
-def open_devices(
-    cluster: GpuCluster,
-    load: Callable[[], Mapping[str, Sequence[Load]]] = dict,
-    hosts: Sequence[Host] = (),
-    owner: str = "",
-    every_s: float = 1.0,
-) -> tuple[DeviceSource, list[Node]]:
-    """The devices that a cluster block means, on this machine or on its Docker hosts. May take as long as a
-    driver takes to wake. Only a machine that has no GPU at all is simulated: one whose NVML fails is an
-    error."""
-    if cluster.hosts:
-        source = DockerDevices(hosts, cluster.containers.probe_image, owner, every_s, load)
-        try:
-            return source, source.nodes()
-        except DeviceError:
-            source.close()
-            raise
-    if cluster.devices != "declared":
-        real = NvmlDevices()
-        try:
-            return real, real.nodes()
-        except DeviceError as error:
-            real.close()
-            if cluster.devices == "real" or not isinstance(error, NoDevices):
-                raise
-    nodes = cluster.declared_nodes()
-    return SimulatedDevices(nodes, load), nodes
-
-
 class Telemetry:
-    """Feeds readings to the engine and to the record. Its methods run in the worker's loop,
+    """The devices of one pool, for the engine and the history. All methods run in the worker's event loop,
     except `load`, which the sampler's thread calls."""
 
     def __init__(self, pool: str, engine: Engine, runtime: Runtime, record: Callable[..., None]) -> None:
         self._pool, self._engine, self._runtime, self._record = pool, engine, runtime, record
         self.latest: dict[str, Reading] = {}
 
-    def adopt(self, nodes: list[Node], now: float) -> None:
-        """Take these as the pool's devices, and note which came and which went."""
+    def set_nodes(self, nodes: list[Node], now: float) -> None:
+        """Make these the devices of the pool, and record which were added and which were removed."""
         before = {id: s.device for id, s in self._engine.cluster.devices.items() if s.healthy}
+        devices = all_devices(nodes)
         self._engine.set_nodes(nodes)
         self._record(
-            *(
-                DeviceSeen(d.id, self._pool, d.node, d.index, d.model, d.memory_mb, now)
-                for d in all_devices(nodes)
-            )
+            *(DeviceSeen(d.id, self._pool, d.node, d.index, d.model, d.memory_mb, now) for d in devices)
         )
-        listed = {device.id for device in all_devices(nodes)}
-        gone = [device for id, device in before.items() if id not in listed]
-        self._record(*(DeviceEvent(now, d.id, d.node, "gone", "no longer declared") for d in gone))
-        came = [device for device in all_devices(nodes) if device.id not in before]
-        self._record(*(DeviceEvent(now, d.id, d.node, "healthy") for d in came if before))
+        listed = {device.id for device in devices}
+        removed = [device for id, device in before.items() if id not in listed]
+        self._record(*(DeviceEvent(now, d.id, d.node, "gone", "no longer declared") for d in removed))
+        added = [device for device in devices if device.id not in before]
+        self._record(*(DeviceEvent(now, d.id, d.node, "healthy") for d in added if before))
 
-    def take(self, at: float, readings: list[Reading]) -> None:
-        """Note these readings."""
+    def add_readings(self, at: float, readings: list[Reading]) -> None:
+        """Update the health and utilization of the devices, and record the readings."""
         self.latest = {reading.device_id: reading for reading in readings}
         for reading in readings:
             if self._engine.set_health(reading.device_id, reading.healthy, reading.detail):
@@ -88,7 +56,7 @@ class Telemetry:
         )
 
     def load(self) -> dict[str, list[Load]]:
-        """What the jobs on each device do now, for devices that exist only by declaration."""
+        """Return what the jobs on each device do now, for simulated devices."""
         activity = self._runtime.sample_activity()
         loads: dict[str, list[Load]] = {}
         for running in list(self._engine.running.values()):

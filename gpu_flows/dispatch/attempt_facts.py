@@ -85,7 +85,7 @@ def measure_saved_work(attempt: Attempt, ended: float, exit_code: int | None, co
 
 
 def _read_journal(launch: Launch) -> list[contract.Entry]:
-    return contract.journal(Path(launch.checkpoints)) if launch.checkpoints else []
+    return contract.read_journal(Path(launch.checkpoints)) if launch.checkpoints else []
 
 
 def compute_progress(

@@ -129,10 +129,10 @@ def _record_checkpoint(outcome: Outcome) -> None:
     directory, attempt = os.environ.get(contract.DIRECTORY, ""), contract.attempt_number()
     if outcome.exit_code != contract.CHECKPOINTED or not directory:
         return
-    last = contract.journal(Path(directory))[-1:]
+    last = contract.read_journal(Path(directory))[-1:]
     if [(entry.event, entry.attempt) for entry in last] != [("left", attempt)]:
         with suppress(OSError):
-            contract.note(Path(directory), contract.Entry("left", attempt, time.time()))
+            contract.write_entry(Path(directory), contract.Entry("left", attempt, time.time()))
 
 
 def _supervise(command: Command, output: Output, must_stop: threading.Event) -> Outcome:

@@ -24,8 +24,8 @@ from prefect.artifacts import (
 )
 
 from gpu_flows.flows.training_processes import train_in_processes
-from gpu_flows.training.assigned import assigned_devices
 from gpu_flows.training.config import TrainConfig
+from gpu_flows.training.device_count import count_assigned_devices
 
 if TYPE_CHECKING:
     from gpu_flows.training.reports import Progress, TrainResult
@@ -73,7 +73,7 @@ def _require_torch() -> None:
 
 
 def _train(config: TrainConfig, report: Callable[[Progress], None], log: Log) -> TrainResult:
-    devices = assigned_devices(os.environ)
+    devices = count_assigned_devices(os.environ)
     if devices > 1:
         return train_in_processes(
             config, devices, report, lambda line: log.info("%s: %s", config.model, line)

@@ -1,7 +1,7 @@
-"""Which samples a step learns from.
+"""The batches of a training: which samples each step learns from.
 
-The order depends on the seed and the epoch alone, and the place in it is counted in samples. So a training
-that goes on with another number of processes sees the samples it would have seen.
+The order depends only on the seed and the epoch, and the position in it is counted in samples. So a training
+that resumes with another number of processes sees the same samples in the same order.
 """
 
 from __future__ import annotations
@@ -14,27 +14,27 @@ from torch import Tensor
 
 
 class Batches:
-    """All samples once per epoch, in an order that is new each time."""
+    """All samples once per epoch, in a new order each time."""
 
     def __init__(self, samples: int, epochs: int, seed: int) -> None:
         self.samples = samples
         self.epochs = epochs
         self.seed = seed
         self.epoch = 1  # of the latest batch
-        self.taken = 0  # of this epoch
-        self._order = self._shuffled()
+        self.taken = 0  # samples of this epoch
+        self._order = self._shuffle()
 
     def next(self, size: int) -> Tensor:
-        """The numbers of the next samples; fewer than asked for at the end of an epoch."""
+        """Return the indices of the next samples. The last batch of an epoch may be smaller than `size`."""
         if self.taken >= self.samples:
             self.epoch, self.taken = self.epoch + 1, 0
-            self._order = self._shuffled()
+            self._order = self._shuffle()
         batch = self._order[self.taken : self.taken + size]
         self.taken += len(batch)
         return batch
 
-    def left(self, size: int) -> int:
-        """How many batches of this size are left, over all epochs."""
+    def count_remaining(self, size: int) -> int:
+        """Return how many batches of this size remain, over all epochs."""
         whole_epochs = (self.epochs - self.epoch) * math.ceil(self.samples / size)
         return whole_epochs + math.ceil((self.samples - self.taken) / size)
 
@@ -43,8 +43,8 @@ class Batches:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.epoch, self.taken = state["epoch"], state["taken"]
-        self._order = self._shuffled()
+        self._order = self._shuffle()
 
-    def _shuffled(self) -> Tensor:
+    def _shuffle(self) -> Tensor:
         generator = torch.Generator().manual_seed(self.seed * 1_000_003 + self.epoch)
         return torch.randperm(self.samples, generator=generator)

@@ -1,16 +1,15 @@
-"""The models there are. `size` scales the width: 1 takes milliseconds a step on a CPU."""
+"""The models that ship with gpu-flows. `size` scales the width: 1 takes milliseconds a step on a CPU."""
 
 from __future__ import annotations
 
+from gpu_flows.training import datasets
 from gpu_flows.training.registry import Recipe, register
 
 
 @register("mlp")
 def mlp(size: int, samples: int) -> Recipe:
-    """Perceptron that tells interleaved spirals apart."""
+    """Perceptron that classifies points on interleaved spirals."""
     from torch import nn
-
-    from gpu_flows.training import data
 
     width = 64 * size
     network = nn.Sequential(
@@ -18,9 +17,9 @@ def mlp(size: int, samples: int) -> Recipe:
         nn.ReLU(),
         nn.Linear(width, width),
         nn.ReLU(),
-        nn.Linear(width, data.SPIRAL_ARMS),
+        nn.Linear(width, datasets.SPIRAL_ARMS),
     )
-    points, arms = data.spirals(samples)
+    points, arms = datasets.spirals(samples)
     return Recipe(network, points, arms, nn.functional.cross_entropy)
 
 
@@ -28,8 +27,6 @@ def mlp(size: int, samples: int) -> Recipe:
 def cnn(size: int, samples: int) -> Recipe:
     """Convolutional network that reads rendered digits."""
     from torch import nn
-
-    from gpu_flows.training import data
 
     channels = 8 * size
     network = nn.Sequential(
@@ -40,9 +37,9 @@ def cnn(size: int, samples: int) -> Recipe:
         nn.ReLU(),
         nn.MaxPool2d(2),
         nn.Flatten(),
-        nn.Linear(2 * channels * (data.IMAGE_SIDE // 4) ** 2, 10),
+        nn.Linear(2 * channels * (datasets.IMAGE_SIDE // 4) ** 2, 10),
     )
-    images, labels = data.digits(samples)
+    images, labels = datasets.digits(samples)
     return Recipe(network, images, labels, nn.functional.cross_entropy)
 
 
@@ -51,19 +48,19 @@ def resnet(size: int, samples: int) -> Recipe:
     """Residual network that reads rendered digits."""
     from torch import nn
 
-    from gpu_flows.training import data, networks
+    from gpu_flows.training import networks
 
-    images, labels = data.digits(samples)
+    images, labels = datasets.digits(samples)
     return Recipe(networks.residual_network(8 * size, 10), images, labels, nn.functional.cross_entropy)
 
 
 @register("transformer")
 def transformer(size: int, samples: int) -> Recipe:
     """Causal language model that continues generated sentences, letter by letter."""
-    from gpu_flows.training import data, networks
+    from gpu_flows.training import networks
 
-    network = networks.LanguageModel(len(data.ALPHABET), context=data.CONTEXT, width=32 * size)
-    letters, following = data.sentences(samples)
+    network = networks.LanguageModel(len(datasets.ALPHABET), context=datasets.CONTEXT, width=32 * size)
+    letters, following = datasets.sentences(samples)
     return Recipe(network, letters, following, networks.next_letter_loss)
 
 
@@ -72,7 +69,7 @@ def lstm(size: int, samples: int) -> Recipe:
     """Recurrent network that forecasts the next value of noisy waves."""
     from torch import nn
 
-    from gpu_flows.training import data, networks
+    from gpu_flows.training import networks
 
-    past, following = data.waves(samples)
+    past, following = datasets.waves(samples)
     return Recipe(networks.Forecaster(width=32 * size), past, following, nn.functional.mse_loss)

@@ -1,4 +1,4 @@
-"""The networks that are more than a stack of layers."""
+"""Networks of the shipped models that are more than a stack of layers."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from torch import Tensor, nn
 
 
 class ResidualBlock(nn.Module):
-    """Two convolutions whose answer is added to what came in."""
+    """Two convolutions whose output is added to their input."""
 
     def __init__(self, before: int, after: int, stride: int = 1) -> None:
         super().__init__()
-        # Group norm, not batch norm: that one takes its mean over the part of a batch that a process
-        # sees, so the same batch would be learnt differently by one process and by two.
+        # Group norm instead of batch norm: batch norm averages over the part of the batch that a process
+        # sees, so the result would depend on the number of processes.
         self.change = nn.Sequential(
             nn.Conv2d(before, after, kernel_size=3, stride=stride, padding=1, bias=False),
             nn.GroupNorm(4, after),
@@ -32,8 +32,8 @@ class ResidualBlock(nn.Module):
 
 
 def residual_network(channels: int, classes: int) -> nn.Module:
-    """He and others, 2015, as they used it for small pictures: three stages, each with twice the channels
-    and half the picture."""
+    """Return the network of He et al. (2015) for small images: three stages, each with twice the channels and
+    half the image size of the one before."""
     return nn.Sequential(
         nn.Conv2d(1, channels, kernel_size=3, padding=1, bias=False),
         nn.GroupNorm(4, channels),
@@ -48,7 +48,7 @@ def residual_network(channels: int, classes: int) -> nn.Module:
 
 
 class LanguageModel(nn.Module):
-    """Two transformer layers that see only what came before."""
+    """Two transformer layers with a causal mask."""
 
     future: Tensor
     positions: Tensor
@@ -62,7 +62,7 @@ class LanguageModel(nn.Module):
         )
         self.layers = nn.TransformerEncoder(layer, num_layers=2)
         self.head = nn.Linear(width, letters)
-        # Buffers follow the network from device to device.
+        # Buffers move to the device together with the network.
         self.register_buffer("positions", torch.arange(context))
         self.register_buffer("future", torch.ones(context, context, dtype=torch.bool).triu(1))
 
@@ -73,12 +73,12 @@ class LanguageModel(nn.Module):
 
 
 def next_letter_loss(scores: Tensor, letters: Tensor) -> Tensor:
-    """Cross entropy over every place of every sentence."""
+    """Return the cross entropy over all positions of all sentences."""
     return nn.functional.cross_entropy(scores.flatten(0, 1), letters.flatten())
 
 
 class Forecaster(nn.Module):
-    """An LSTM that says the next value after each value it has seen."""
+    """An LSTM that predicts the next value after each value of a sequence."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -86,7 +86,7 @@ class Forecaster(nn.Module):
         self.head = nn.Linear(width, 1)
 
     def forward(self, past: Tensor) -> Tensor:
-        # Not every CPU has a 16-bit LSTM; there it stays at the precision of its weights.
+        # Not every CPU supports a 16-bit LSTM, so on a CPU it keeps the precision of its weights.
         mixed = past.is_cuda and torch.is_autocast_enabled("cuda")
         with torch.autocast(past.device.type, enabled=mixed):
             hidden, _ = self.memory(past)

@@ -1,6 +1,6 @@
-"""What can be trained, and on what, by name: a model with its data, or a dataset, is one decorated function.
+"""The models and datasets that can be trained, by name. Each is one decorated function.
 
-A package makes its own known with an entry point of the group `gpu_flows.training` that names the module
+Another package adds its own through an entry point of the group `gpu_flows.training` that names the module
 they are in.
 """
 
@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """A network, the examples it learns from, and what counts as wrong (the mean over a batch)."""
+    """A network, the samples it learns from, and its loss function (the mean over a batch)."""
 
     network: nn.Module
     inputs: Tensor
@@ -29,76 +29,77 @@ class Recipe:
     loss: Callable[[Tensor, Tensor], Tensor]
 
 
-Builder = Callable[[int, int], Recipe]  # (size, samples) -> Recipe
-Maker = Callable[[int], "tuple[Tensor, Tensor]"]  # samples -> (inputs, targets)
+# A model function gets the size (width of the network) and the number of samples. A dataset function gets the
+# number of samples and returns (inputs, targets), one row each. Both may draw from torch's default generator,
+# which is seeded before the call, and import torch in their bodies.
+ModelFunction = Callable[[int, int], Recipe]
+DatasetFunction = Callable[[int], "tuple[Tensor, Tensor]"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-class Shelf(Generic[F]):
-    """Functions of one kind, by name."""
+class Registry(Generic[F]):
+    """The functions of one kind (models or datasets), by name."""
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
         self._functions: dict[str, F] = {}
 
     def register(self, name: str) -> Callable[[F], F]:
-        """Offer the decorated function under this name. Its docstring is what users read about it."""
+        """Register the decorated function under this name. Its docstring is the description users read."""
 
-        def remember(function: F) -> F:
+        def add(function: F) -> F:
             if not getdoc(function):
                 raise ValueError(
-                    f"{self.kind} {name!r} has no docstring, and users read it. Say what it is in a line."
+                    f"{self.kind} {name!r} has no docstring, which users read. Describe it in one line."
                 )
             if name in self._functions:
                 raise ValueError(f"{self.kind} {name!r} is registered twice. Give one of them another name.")
             self._functions[name] = function
             return function
 
-        return remember
+        return add
 
-    def forget(self, name: str) -> None:
+    def unregister(self, name: str) -> None:
         del self._functions[name]
 
     def names(self) -> list[str]:
-        """Every registered name, in the order of registration."""
+        """Return all registered names, in the order of registration."""
         return list(self._functions)
 
     def get(self, name: str) -> F:
-        """The function behind a name; a ValueError that lists the names when there is none."""
+        """Return the function of this name. Raises a ValueError that lists all names if there is none."""
         if name not in self._functions:
             raise ValueError(f"no {self.kind} is called {name!r}. Choose one of: {', '.join(self.names())}.")
         return self._functions[name]
 
     def describe(self, name: str) -> str:
-        """What it is, in one line."""
+        """Return the first line of the function's docstring."""
         return (getdoc(self.get(name)) or "").splitlines()[0]
 
     def source(self, name: str) -> str:
-        """The file that another process must run to know this name; empty if importing us is enough."""
+        """Return the file that another process must import to register this name; empty if importing
+        gpu_flows.training is enough."""
         function = self.get(name)
-        return "" if function.__module__ in _come_along else getsourcefile(function) or ""
+        return "" if function.__module__ in _imported_modules else getsourcefile(function) or ""
 
 
-# A model's function is called with a size (width of the network) and a number of samples, after torch was
-# seeded: it may draw from torch's default generator. A dataset's is called with the number of samples and
-# answers with (inputs, targets), a row for each. Both import torch themselves, in their bodies.
-models = Shelf[Builder]("model")
-datasets = Shelf[Maker]("dataset")
+models = Registry[ModelFunction]("model")
+datasets = Registry[DatasetFunction]("dataset")
 
 register = models.register
 register_dataset = datasets.register
 names = models.names
 
-
-_come_along = {"gpu_flows.training.models", "gpu_flows.training.datasets"}  # modules
+# The modules that every import of gpu_flows.training imports.
+_imported_modules = {"gpu_flows.training.models", "gpu_flows.training.datasets"}
 
 
 def load_plugins() -> None:
-    """Import what other packages offer. One that is broken is left out, and the rest can be trained."""
+    """Import the models of other packages. A package that cannot be imported is skipped with a warning."""
     for plugin in entry_points(group="gpu_flows.training"):
         try:
             plugin.load()
-            _come_along.add(plugin.module)
+            _imported_modules.add(plugin.module)
         except Exception as error:
-            log.warning("the models of %s are left out: %s: %s", plugin.value, type(error).__name__, error)
+            log.warning("the models of %s cannot be used: %s: %s", plugin.value, type(error).__name__, error)

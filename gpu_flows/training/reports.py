@@ -1,4 +1,7 @@
-"""What a training tells about itself. No torch here: a flow reads this of processes that have it."""
+"""What a training reports: its progress and its result.
+
+This module does not import torch, because the flow reads the reports of other processes without it.
+"""
 
 from __future__ import annotations
 
@@ -8,29 +11,29 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a training has come, after one step."""
+    """The progress of a training after one step."""
 
     step: int
     epoch: int  # from 1
     epochs: int
-    fraction: float  # of the work or of the time, whichever ends first: 0 to 1
+    fraction: float  # 0 to 1: of the steps or of the time, whichever is further
     loss: float  # smoothed over the last steps
-    accuracy: float | None  # likewise, 0 to 1; None where there is no right or wrong
+    accuracy: float | None  # smoothed, 0 to 1; None for a model that does not classify
     seconds: float
     samples_per_second: float
     peak_memory_mb: float  # over all devices of the job
 
     def __str__(self) -> str:
-        right = "" if self.accuracy is None else f" accuracy {self.accuracy:.0%}"
+        accuracy = "" if self.accuracy is None else f" accuracy {self.accuracy:.0%}"
         return (
-            f"epoch {self.epoch:,}/{self.epochs:,} loss {self.loss:.4g}{right}, "
+            f"epoch {self.epoch:,}/{self.epochs:,} loss {self.loss:.4g}{accuracy}, "
             f"{self.samples_per_second:,.0f} samples/s"
         )
 
 
 @dataclass(frozen=True, slots=True)
 class TrainResult:
-    """What came out of a training, over all its attempts."""
+    """The result of a training, over all its attempts."""
 
     model: str
     device: str
@@ -38,7 +41,7 @@ class TrainResult:
     precision: str
     parameters: int
     steps: int
-    epochs: int  # begun
+    epochs: int  # started
     samples: int  # seen, counting repeats
     first_loss: float
     loss: float
@@ -46,11 +49,11 @@ class TrainResult:
     seconds: float
     samples_per_second: float
     peak_memory_mb: float
-    stopped_by: str  # the limit that was met first: epochs, steps or seconds
+    stopped_by: str  # the limit that was reached first: epochs, steps or seconds
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
 
 
 class Diverged(RuntimeError):
-    """The loss is no number any more."""
+    """The loss is infinite or not a number."""

@@ -1,4 +1,4 @@
-"""What the tests of NVML share: the stand-in library and sources over it."""
+"""Fixtures of the NVML tests: the stand-in library, and sources that use it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def nvml(nvml_library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.fixture
 def devices(nvml: StandIn) -> Iterator[NvmlDevices]:
-    # Patient enough for a busy machine: only the tests of hanging ask for less.
+    # A deadline for a busy machine. Only the tests of hanging calls use a shorter one.
     source = NvmlDevices(node="box", deadline_s=20.0, library=nvml.library, pause_s=0.01)
     yield source
     source.close()

@@ -1,22 +1,22 @@
 /* A stand-in for NVIDIA's libnvidia-ml.so.1, for tests on machines without a GPU.
  *
- * It exports the entry points that pynvml calls and answers them from a text file of key=value
- * lines, named by NVML_STANDIN and read again at every call, so a test can change the world while
- * a probe watches it:
+ * It exports the functions that pynvml calls. Their results come from a text file of key=value lines,
+ * which NVML_STANDIN names and which is read at every call, so a test can change the values while a
+ * probe runs:
  *
- *   count=2                    how many GPUs there are
+ *   count=2                    the number of GPUs
  *   init=9                     nvmlInit fails with this code
- *   hang=nvmlDeviceGetUUID     this call does not return while the line stands
- *   crash=nvmlDeviceGetUUID    this call takes its process down
+ *   hang=nvmlDeviceGetUUID     this call does not return while the line exists
+ *   crash=nvmlDeviceGetUUID    this call aborts the process
  *   event0=gpu1 8 79 -1 -1     an event: GPU, type bit, data, GPU instance, compute instance
  *   gpu0.name=..., gpu0.uuid=..., gpu0.memory=TOTAL USED (MiB), gpu0.utilization=, gpu0.power=,
  *   gpu0.temperature=, gpu0.ecc=, gpu0.processes=PID PID ...
  *   gpu0.mig=1                 MIG mode is on; gpu0.mig3.uuid=... makes slice 3, with gi= and ci=
  *   gpu0.lost=15               every call on it, and on its slices, fails with this code
- *   gpu0.handle=15             its handle cannot be had
+ *   gpu0.handle=15             getting its handle fails with this code
  *
- * A value `!N` makes its call fail with code N; a missing one means "not supported". Events that
- * were there before an event set was registered are old news and are not delivered, as in life.
+ * A value `!N` makes its call fail with code N; a missing one means "not supported". As in the real
+ * library, events from before an event set was registered are not delivered.
  */
 
 #include <stdio.h>
@@ -83,7 +83,7 @@ static int string(Device *device, const char *field, char *out, unsigned size) {
     return result;
 }
 
-/* ---- what every call goes through: it may hang, crash, or find its device lost ---- */
+/* ---- the start of every call: it may hang, crash, or fail because the device is lost ---- */
 
 static int enter(const char *call, Device *device) {
     char value[LINE], key[64];
@@ -134,7 +134,7 @@ int nvmlDeviceGetName(Device *device, char *out, unsigned size) {
 }
 
 int nvmlDeviceGetUUID(Device *device, char *out, unsigned size) {
-    enter(__func__, NULL); /* known even of a GPU that is lost */
+    enter(__func__, NULL); /* works even for a lost GPU */
     return string(device, "uuid", out, size);
 }
 
@@ -271,7 +271,7 @@ int nvmlEventSetWait_v2(EventSet *set, EventData *data, unsigned milliseconds) {
         data->compute_instance = (unsigned)ci;
         return SUCCESS;
     }
-    ENTER(set->device); /* a GPU that got lost has told so first */
+    ENTER(set->device); /* the events of a lost GPU come first */
     usleep(1000 * milliseconds);
     return TIMEOUT;
 }

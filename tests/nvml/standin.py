@@ -1,4 +1,4 @@
-"""Builds the stand-in for NVIDIA's library and writes the file that tells it what to answer."""
+"""Builds the stand-in for NVIDIA's library and writes the file with the values that it returns."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NO_PERMISSION, DRIVER_NOT_LOADED, GPU_IS_LOST, UNKNOWN_ERROR = 4, 9, 15, 999
 
 
 def build(folder: Path) -> Path:
-    """The library, compiled into this folder under the name the dynamic loader asks for."""
+    """Compile the library into this folder, under the name that the dynamic loader expects, and return it."""
     compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
     if compiler is None:
         pytest.skip("The stand-in for libnvidia-ml needs a C compiler: install gcc or clang.")
@@ -27,7 +27,7 @@ def build(folder: Path) -> Path:
 
 
 class StandIn:
-    """The world as NVML tells it. A change is seen by the next NVML call."""
+    """The GPUs that the stand-in library reports. The next NVML call sees a change."""
 
     def __init__(self, library: Path, control: Path) -> None:
         self.library = str(library)
@@ -37,7 +37,7 @@ class StandIn:
         self._write()
 
     def add_gpu(self, **fields: object) -> str:
-        """One more GPU, an ordinary one but for these fields; its UUID."""
+        """Add a GPU with usual values except for these fields, and return its UUID."""
         index = self.count
         usual: dict[str, object] = {
             "name": "NVIDIA H100",
@@ -55,7 +55,7 @@ class StandIn:
         return str(usual["uuid"])
 
     def add_slice(self, gpu: int, index: int, **fields: object) -> str:
-        """A MIG slice of a GPU, which is then in MIG mode; its UUID."""
+        """Add a MIG slice to a GPU, which is in MIG mode from then on, and return its UUID."""
         usual: dict[str, object] = {
             "name": "NVIDIA H100 MIG 1g.10gb",
             "uuid": f"MIG-{gpu}-{index}",
@@ -68,8 +68,8 @@ class StandIn:
         self.set({f"gpu{gpu}.mig": 1})
         return str(usual["uuid"])
 
-    def tell(self, gpu: int, event: int, data: int = 0, instance: tuple[int, int] = (-1, -1)) -> None:
-        """An event happens now."""
+    def add_event(self, gpu: int, event: int, data: int = 0, instance: tuple[int, int] = (-1, -1)) -> None:
+        """Make NVML report an event now."""
         line = f"gpu{gpu} {event} {data} {instance[0]} {instance[1]}"
         self.set({f"event{self._events}": line})
         self._events += 1

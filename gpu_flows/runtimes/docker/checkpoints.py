@@ -141,6 +141,6 @@ def fetch_journal(host: Host, launch: Launch) -> None:
     """Copy the journal of the job's checkpoints from the container to the worker's directory. Blocks."""
     path = f"{CHECKPOINTS}/{contract.JOURNAL}"
     with suppress(NotFound, OSError):
-        content = host.call_blocking(lambda api: read_file(api, launch, path, contract.MOST_READ))
+        content = host.call_blocking(lambda api: read_file(api, launch, path, contract.MAX_JOURNAL_BYTES))
         # An earlier attempt may have left a symbolic link there, which must not be followed.
         write_atomically(Path(launch.checkpoints, contract.JOURNAL), content)

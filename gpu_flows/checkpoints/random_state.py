@@ -7,8 +7,8 @@ import sys
 from typing import Any
 
 
-def random_state() -> dict[str, Any]:
-    """Where Python's, torch's and, where they are in use, numpy's and CUDA's generators stand."""
+def get_random_state() -> dict[str, Any]:
+    """Return the state of Python's and torch's generators, and of numpy's and CUDA's if they are in use."""
     import torch
 
     version, numbers, gauss = random.getstate()
@@ -29,14 +29,14 @@ def random_state() -> dict[str, Any]:
 
 
 def restore_random_state(states: list[dict[str, Any]], rank: int) -> None:
-    """Go on where the process of this rank stood. One that was not there before starts from the first
-    one's numbers, but with others of its own."""
-    _set(states[rank] if rank < len(states) else states[0])
+    """Restore the state of the process with this rank. A process that did not exist before takes the first
+    one's state and derives its own seed from it."""
+    _set_random_state(states[rank] if rank < len(states) else states[0])
     if rank >= len(states):
         _reseed(rank)
 
 
-def _set(state: dict[str, Any]) -> None:
+def _set_random_state(state: dict[str, Any]) -> None:
     import torch
 
     python = state["python"]

@@ -1,4 +1,4 @@
-"""NVML in trouble: it hangs, crashes, fails or is not there, and nobody but its probe suffers."""
+"""NVML hangs, crashes, fails or is missing, and only its probe is affected."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
+from nvml.helpers import by_id, children, end_probe, eventually
 from nvml.standin import DRIVER_NOT_LOADED, UNKNOWN_ERROR, XID, StandIn
-from nvml.watch import by_id, children, end_probe, eventually
 
-from gpu_flows.devices import nvml_child
+from gpu_flows.devices import process_probe
 from gpu_flows.devices.base import DeviceError, Reading
 from gpu_flows.devices.nvml import NvmlDevices, find_nvml
 from gpu_flows.schedulers.model import Node
@@ -45,7 +45,7 @@ def test_a_hang_does_not_hide_a_known_fault(nvml: StandIn, hasty_devices: NvmlDe
     nvml.add_gpu()
     nvml.add_gpu()
     hasty_devices.nodes()
-    nvml.tell(1, XID, 79)
+    nvml.add_event(1, XID, 79)
     eventually(lambda: not by_id(hasty_devices)["GPU-1"].healthy)
 
     nvml.set(hang="nvmlDeviceGetCount_v2")
@@ -70,7 +70,7 @@ def test_readings_do_not_wait_for_a_listing_that_hangs(nvml: StandIn, hasty_devi
     hasty_devices.nodes()
     nvml.set(hang="nvmlInitWithFlags")
     end_probe()
-    hasty_devices.read()  # finds it dead
+    hasty_devices.read()  # detects that it has ended
     assert hasty_devices.read()[0].detail == "NVML has not answered for 0.5 s"  # the next one hangs
 
     listed: list[Node] = []
@@ -84,7 +84,7 @@ def test_readings_do_not_wait_for_a_listing_that_hangs(nvml: StandIn, hasty_devi
     assert [device.id for device in listed[0].devices] == ["GPU-0"]
 
 
-def test_no_second_probe_starts_behind_one_that_cannot_be_killed(
+def test_no_second_probe_starts_while_one_cannot_be_killed(
     nvml: StandIn, hasty_devices: NvmlDevices, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     nvml.add_gpu()
@@ -93,7 +93,7 @@ def test_no_second_probe_starts_behind_one_that_cannot_be_killed(
     nvml.set(hang="nvmlDeviceGetName")
 
     with monkeypatch.context() as stuck_in_the_driver:
-        stuck_in_the_driver.setattr("gpu_flows.devices.nvml_child._Process.kill", lambda self: None)
+        stuck_in_the_driver.setattr("gpu_flows.devices.process_probe._Process.kill", lambda self: None)
         for _ in range(5):
             assert hasty_devices.read()[0].detail == "NVML has not answered for 0.5 s"
         assert children() == [probe]
@@ -107,22 +107,22 @@ def test_pauses_between_probes_double_until_one_answers(
     nvml: StandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now, starts = 1000.0, 0
-    start = nvml_child._Process
+    start = process_probe._Process
 
-    def counted(command: list[str]) -> nvml_child._Process:
+    def counted(command: list[str]) -> process_probe._Process:
         nonlocal starts
         starts += 1
         return start(command)
 
-    monkeypatch.setattr(nvml_child, "_Process", counted)
-    monkeypatch.setattr(nvml_child, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(process_probe, "_Process", counted)
+    monkeypatch.setattr(process_probe, "time", SimpleNamespace(monotonic=lambda: now))
     source = NvmlDevices(library=nvml.library, deadline_s=20.0, pause_s=1.0)
 
     def starts_after(seconds: float) -> int:
         nonlocal now
         eventually(lambda: not children())
-        last = source._child._dying  # type: ignore[attr-defined]
-        eventually(lambda: last is None or not last.is_alive())  # really gone, with all its threads
+        last = source._probe._killed  # type: ignore[attr-defined]
+        eventually(lambda: last is None or not last.is_alive())  # ended with all its threads
         now += seconds
         source.read()
         return starts
@@ -132,13 +132,13 @@ def test_pauses_between_probes_double_until_one_answers(
     assert [starts_after(0), starts_after(0.9), starts_after(0.2)] == [1, 1, 2]
     assert [starts_after(1.9), starts_after(0.2)] == [2, 3]
     nvml.unset("init")
-    assert [starts_after(3.9), starts_after(0.2)] == [3, 4]  # this one answers
+    assert [starts_after(3.9), starts_after(0.2)] == [3, 4]  # this process answers
     end_probe()
     assert [starts_after(0), starts_after(0.9), starts_after(0.2)] == [4, 4, 5]
     source.close()
 
 
-def test_a_crash_inside_the_library_only_takes_the_probe_down(nvml: StandIn, devices: NvmlDevices) -> None:
+def test_a_crash_inside_the_library_ends_only_the_probe(nvml: StandIn, devices: NvmlDevices) -> None:
     nvml.add_gpu()
     devices.nodes()
 
@@ -171,7 +171,7 @@ def test_a_library_that_fails_later_makes_all_devices_unhealthy(nvml: StandIn, d
     eventually(lambda: devices.read()[0].detail == "NVML failed: Unknown Error")
 
 
-def test_find_nvml_says_nothing_or_the_reason(nvml: StandIn, tmp_path: Path) -> None:
+def test_find_nvml_returns_the_reason_or_nothing(nvml: StandIn, tmp_path: Path) -> None:
     assert "NVML lists no GPU" in find_nvml(nvml.library)
     nvml.add_gpu()
     assert find_nvml(nvml.library) == ""
@@ -179,7 +179,7 @@ def test_find_nvml_says_nothing_or_the_reason(nvml: StandIn, tmp_path: Path) -> 
 
 
 def test_without_a_library_the_reason_is_the_driver(nvml: StandIn, tmp_path: Path) -> None:
-    # A folder that the loader searches first, whose libnvidia-ml is no library at all.
+    # The loader searches this folder first, and its libnvidia-ml is not a library.
     (tmp_path / "libnvidia-ml.so.1").write_text("not a library")
     finding = subprocess.run(
         [sys.executable, "-c", "from gpu_flows.devices.nvml import find_nvml; print(find_nvml())"],
@@ -191,49 +191,49 @@ def test_without_a_library_the_reason_is_the_driver(nvml: StandIn, tmp_path: Pat
     assert "NVML Shared Library Not Found. Install the NVIDIA driver" in finding.stdout
 
 
-# Its processes
+# Processes of the probe
 
 
-def test_closing_ends_the_probe_and_later_calls_say_so(nvml: StandIn, devices: NvmlDevices) -> None:
+def test_closing_ends_the_probe_and_later_calls_report_it(nvml: StandIn, devices: NvmlDevices) -> None:
     nvml.add_gpu()
     devices.nodes()
 
     devices.close()
 
     assert children() == []
-    assert devices.read() == [Reading("GPU-0", healthy=False, detail="NVML is no longer watched")]
-    with pytest.raises(DeviceError, match="no longer watched"):
+    assert devices.read() == [Reading("GPU-0", healthy=False, detail="the source of devices is closed")]
+    with pytest.raises(DeviceError, match="source of devices is closed"):
         devices.nodes()
 
 
 @pytest.mark.parametrize("hanging", [False, True])
-def test_the_probe_dies_with_its_owner_even_while_nvml_hangs(nvml: StandIn, hanging: bool) -> None:
+def test_the_probe_ends_with_its_parent_even_while_nvml_hangs(nvml: StandIn, hanging: bool) -> None:
     nvml.add_gpu()
     if hanging:
         nvml.set(hang="nvmlDeviceGetUUID")
     program = (
         "import sys; from gpu_flows.devices.nvml import NvmlDevices\n"
         f"source = NvmlDevices(library={nvml.library!r}, deadline_s=0.1, start_s=600)\n"
-        "source.read(); print(source._child._process._popen.pid, flush=True); sys.stdin.read()"
+        "source.read(); print(source._probe._process._popen.pid, flush=True); sys.stdin.read()"
     )
-    owner = subprocess.Popen(
+    parent = subprocess.Popen(
         [sys.executable, "-c", program],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )
-    assert owner.stdout is not None
-    probe = psutil.Process(int(owner.stdout.readline()))
+    assert parent.stdout is not None
+    probe = psutil.Process(int(parent.stdout.readline()))
     assert probe.is_running()
 
-    owner.kill()
-    owner.communicate()
+    parent.kill()
+    parent.communicate()
 
     eventually(lambda: not probe.is_running() or probe.status() == psutil.STATUS_ZOMBIE)
 
 
-def test_the_probe_imports_neither_us_nor_prefect() -> None:
+def test_the_probe_script_imports_neither_gpu_flows_nor_prefect() -> None:
     probe = ROOT / "gpu_flows" / "devices" / "nvml_probe.py"
     listing = (
         "import runpy, sys; runpy.run_path(sys.argv[1], run_name='probe'); "

@@ -1,4 +1,4 @@
-"""How many devices the worker gave this job."""
+"""How many devices the worker assigned to this job."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import json
 from collections.abc import Mapping
 
 
-def assigned_devices(environment: Mapping[str, str]) -> int:
-    """The number of devices; 1 for a training started by hand."""
+def count_assigned_devices(environment: Mapping[str, str]) -> int:
+    """Return the number of devices; 1 for a training started by hand."""
     try:
         devices = json.loads(environment.get("GPU_FLOWS_DEVICES", "[]"))
         return len(devices) or int(environment.get("GPU_FLOWS_GPUS", "1")) or 1

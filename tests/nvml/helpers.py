@@ -1,4 +1,4 @@
-"""Ways to watch a source of devices and the probes it runs."""
+"""Helpers to read a source of devices and to find the probes it runs."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ def by_id(source: NvmlDevices) -> dict[str, Reading]:
 
 
 def eventually(condition: Callable[[], object]) -> None:
-    """Wait for something that comes sooner or later; the limit only ends a test that would never end."""
+    """Wait until the condition is true. The limit only ends a test that would hang."""
     give_up = time.monotonic() + 60
     while not condition():
-        assert time.monotonic() < give_up, "it never happened"
+        assert time.monotonic() < give_up, "the condition has not become true"
         time.sleep(0.02)
 
 
 def children() -> list[psutil.Process]:
-    """The probes that this process has started and that live."""
+    """Return the running probes that this process has started."""
     return [child for child in psutil.Process().children() if _is_live_probe(child)]
 
 
 def _is_live_probe(child: psutil.Process) -> bool:
     try:
         return child.status() != psutil.STATUS_ZOMBIE and "nvml_probe.py" in " ".join(child.cmdline())
-    except psutil.Error:  # it ended while it was looked at
+    except psutil.Error:  # it has ended meanwhile
         return False
 
 
 def end_probe() -> None:
-    """Kill the one probe there is, as a system short of memory would."""
+    """Kill the only probe, as a system that is out of memory would."""
     [probe] = children()
     probe.kill()
     eventually(lambda: not children())

@@ -1,4 +1,5 @@
-"""A training that dies where it is told to. Forked from a process that has torch already, again and again."""
+"""One attempt of a training that kills itself at a planned moment. The tests fork it from a process that has
+already imported torch, because it runs many times."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from typing import Any
 import torch
 
 from gpu_flows.checkpoints import contract
-from gpu_flows.checkpoints.store import Content
+from gpu_flows.checkpoints.store import ContentWriter
 from gpu_flows.training import Recipe, register
 from gpu_flows.training.config import TrainConfig
 from gpu_flows.training.loop import train
@@ -26,7 +27,7 @@ _network: torch.nn.Module
 
 
 def noisy(size: int, samples: int) -> Recipe:
-    """Network with dropout, so that it matters where the random numbers stand."""
+    """Network with dropout, so that its weights depend on the random number generator."""
     global _network
     _network = torch.nn.Sequential(
         torch.nn.Linear(4, 16), torch.nn.ReLU(), torch.nn.Dropout(0.3), torch.nn.Linear(16, 1)
@@ -36,24 +37,24 @@ def noisy(size: int, samples: int) -> Recipe:
 
 
 @dataclass(frozen=True)
-class Death:
-    """When and how to die: after a step, or at an operation of the first save that comes after it."""
+class Kill:
+    """When and how a process is killed: after a step, or at an operation of the first save after it."""
 
     step: int
     by: signal.Signals
     in_save: str = ""  # write, fsync, rename, or renamed
 
 
-def live(
+def run_attempt(
     steps: int,
     checkpoints: Path,
     attempt: int,
     done: Synchronized[c_long],
-    death: Death | None,
+    kill: Kill | None,
     weights: Path,
 ) -> None:
-    """One attempt. `done` counts the steps; the weights are written when all of them are."""
-    register("noisy")(noisy)  # here, not on import: other tests look at what is registered
+    """Train until the kill or the end. `done` counts the steps; the weights are written at the end."""
+    register("noisy")(noisy)  # here, not on import: other tests check what is registered
     os.environ[contract.DIRECTORY] = str(checkpoints)
     os.environ[contract.ATTEMPT] = f"job.{attempt}"
     config = TrainConfig(
@@ -62,29 +63,29 @@ def live(
 
     def report(progress: Progress) -> None:
         done.value = progress.step  # type: ignore[assignment]
-        if death and not death.in_save and progress.step >= death.step:
-            os.kill(os.getpid(), death.by)
+        if kill and not kill.in_save and progress.step >= kill.step:
+            os.kill(os.getpid(), kill.by)
 
-    if death and death.in_save:
-        _die_in_save(death, lambda: int(done.value))
-    # A step takes a second by this clock, so that an interval is a number of steps.
+    if kill and kill.in_save:
+        _kill_in_save(kill, lambda: int(done.value))
+    # A step takes a second on this clock, so that an interval is a number of steps.
     train(config, report, clock=lambda: float(done.value))
     torch.save(_network.state_dict(), weights)
 
 
-def _die_in_save(death: Death, step: Callable[[], int]) -> None:
-    def deadly(real: Callable[..., Any], after: bool = False) -> Callable[..., Any]:
+def _kill_in_save(kill: Kill, step: Callable[[], int]) -> None:
+    def killing(real: Callable[..., Any], after: bool = False) -> Callable[..., Any]:
         def call(*args: Any, **options: Any) -> Any:
-            answer = real(*args, **options) if after else None
-            if step() >= death.step:
-                os.kill(os.getpid(), death.by)
-            return answer if after else real(*args, **options)
+            result = real(*args, **options) if after else None
+            if step() >= kill.step:
+                os.kill(os.getpid(), kill.by)
+            return result if after else real(*args, **options)
 
         return call
 
-    if death.in_save == "write":
-        Content.write = deadly(Content.write, after=True)  # type: ignore[method-assign]
-    elif death.in_save == "renamed":
-        os.rename = deadly(os.rename, after=True)
+    if kill.in_save == "write":
+        ContentWriter.write = killing(ContentWriter.write, after=True)  # type: ignore[method-assign]
+    elif kill.in_save == "renamed":
+        os.rename = killing(os.rename, after=True)
     else:
-        setattr(os, death.in_save, deadly(getattr(os, death.in_save)))
+        setattr(os, kill.in_save, killing(getattr(os, kill.in_save)))
