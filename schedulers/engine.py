@@ -207,7 +207,7 @@ class Engine:
         actions = self._check_new(now) if self._unchecked else []
         if len(self._queue) or self.active_policy.moves_running:
             plan = self._plan(now)
-            self.wake_at = min(filter(None, [plan.wake_at, self._next_unprotected(now)]), default=None)
+            self.wake_at = self._next_wake(now, plan.wake_at)
             actions += plan.preempts
             actions += plan.starts
         return actions
@@ -295,12 +295,16 @@ class Engine:
             )
         return draft.close()
 
-    def _next_unprotected(self, now: float) -> float | None:
-        """Return when the next running job loses its protection, if the policy may preempt it then."""
+    def _next_wake(self, now: float, wake_at: float | None) -> float | None:
+        """Return when to plan again: at the time that the policy asked for, or earlier if a running job
+        loses its protection then and the policy may preempt it."""
         if not (self.can_preempt and self.protection.min_run_seconds and self.active_policy.preempts):
-            return None
+            return wake_at
         ends = (self.protection.until(running) for running in self.running.values())
-        return min((end for end in ends if now < end < math.inf), default=None)
+        earliest = min((end for end in ends if end > now), default=math.inf)
+        if wake_at is not None:
+            earliest = min(earliest, wake_at)
+        return earliest if earliest < math.inf else None
 
     def _rerank(self, running: Running) -> None:
         """Update the job's place in the running order after its rate, start or progress changed."""

@@ -90,6 +90,7 @@ class Policy(ABC, Generic[OptionsT]):
     Options: ClassVar[type[Options]] = Options  # the model given in the brackets
     options: OptionsT
     preempts: ClassVar[bool] = False
+    moves_running: bool = False  # whether it plans also while no job waits; the option `elastic` turns it on
     running_first: ClassVar[bool] = False  # among jobs of equal rank, a running job keeps its devices
     needs: ClassVar[tuple[str, ...]] = ()  # what must be known about a job beyond its size
     optimizes: ClassVar[str] = ""  # what it is good for, in a few words
@@ -106,12 +107,8 @@ class Policy(ABC, Generic[OptionsT]):
 
     def __init__(self, **options: Any) -> None:
         self.options = cast(OptionsT, self.Options(**options))
-
-    @property
-    def moves_running(self) -> bool:
-        """Whether it plans also while no job waits, as one that resizes running jobs must. A policy with
-        the option `elastic` follows that; others may set `moves_running = True`."""
-        return bool(getattr(self.options, "elastic", False))
+        if getattr(self.options, "elastic", False):
+            self.moves_running = True  # a running job may grow while no job waits
 
     def rank(self, job: Job, progress: Progress) -> Any:
         """Return the value that orders waiting jobs, lower first. The engine compares queue priorities

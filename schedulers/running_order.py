@@ -44,9 +44,9 @@ class RunningOrder:
         self._places: dict[str, tuple[Lane, Entry]] = {}
 
     def add(self, running: Running) -> None:
-        place = self._rank(running)
-        if place:
-            self._insert(*place)
+        rank = self._running_rank(running)
+        if rank is not None:
+            self._insert(running, rank)
 
     def remove(self, job_id: str) -> None:
         place = self._places.pop(job_id, None)
@@ -59,18 +59,19 @@ class RunningOrder:
 
     def rerank(self, running: Running) -> None:
         """Ask the policy for the job's rank again. If that fails the job keeps its old rank."""
-        place = self._rank(running)
+        rank = self._running_rank(running)
         self.remove(running.job.id)
-        if place:
-            self._insert(*place)
+        if rank is not None:
+            self._insert(running, rank)
 
     def rerank_all(self, all_running: Iterable[Running]) -> None:
         """Ask the policy for all ranks again. If that fails all jobs keep their old ranks."""
-        places = [self._rank(running) for running in all_running]
+        ranked = [(running, self._running_rank(running)) for running in all_running]
         self._lanes.clear()
         self._places.clear()
-        for place in filter(None, places):
-            self._insert(*place)
+        for running, rank in ranked:
+            if rank is not None:
+                self._insert(running, rank)
 
     def order_by(self, order: OrderOfRunning, all_running: Iterable[Running]) -> None:
         """Use the order of another policy from now on."""
@@ -97,16 +98,12 @@ class RunningOrder:
             else:
                 ends.remove(last)
 
-    def _rank(self, running: Running) -> tuple[Lane, Entry] | None:
-        rank = self._running_rank(running)
-        if rank is None:
-            return None
+    def _insert(self, running: Running, rank: RunningRank) -> None:
         job = running.job
-        return (job.queue_priority, rank.drift), (rank.value, job.submitted, job.id, running)
-
-    def _insert(self, lane: Lane, entry: Entry) -> None:
+        lane = (job.queue_priority, rank.drift)
+        entry: Entry = (rank.value, job.submitted, job.id, running)
         insort(self._lanes.setdefault(lane, []), entry)
-        self._places[entry[2]] = (lane, entry)
+        self._places[job.id] = (lane, entry)
 
 
 def _full_rank(lane: Lane, entry: Entry, now: float) -> tuple[Any, ...]:

@@ -63,11 +63,6 @@ class Group:
             for child in range(2 * index + 1, min(2 * index + 3, len(heap))):
                 heappush(nearest, (heap[child], child))
 
-    def _push(self, entry: Entry) -> None:
-        if len(self._heap) > 64 + 2 * len(self._entries):
-            self._drop_outdated()
-        heappush(self._heap, entry)
-
     def _drop_outdated(self) -> None:
         self._heap = [entry for entry in self._heap if self._entries.get(entry[2].id) is entry]
         heapify(self._heap)
@@ -217,11 +212,14 @@ class WaitingQueue:
         """Return the first entry of each group, and drop the groups that turn out to be empty."""
         heads = []
         empty = []
+        entries = self._entries
         for group in self._groups.values():
             if most_gpus is None or group.least <= most_gpus:
-                head = group.head()
+                head = group._heap[0] if group._heap else None
+                if head and entries.get(head[2].id) is not head:  # only then is the call worth its time
+                    head = group.head()
                 if head:
-                    heads.append((*head, group))
+                    heads.append((head[0], head[1], head[2], group))
                 else:
                     empty.append(group.key)
         for key in empty:
@@ -233,5 +231,7 @@ class WaitingQueue:
         if group is None:
             group = self._groups[key] = Group(key, job.least, self._entries)
         entry = (rank, next(self._numbers), job)
-        group._push(entry)
+        if len(group._heap) > 64 + 2 * len(self._entries):
+            group._drop_outdated()
+        heappush(group._heap, entry)
         self._entries[job.id] = entry

@@ -67,7 +67,7 @@ class Priority(Policy[PriorityOptions]):
             if devices:
                 state.draft.start(job, devices)
                 continue
-            preempting = may_preempt and is_preemptible_after(state, queue.rank_of(job.id))
+            preempting = may_preempt and is_preemptible_after(state, job)
             if preempting and make_room(state, self.options, job):
                 return True
             others = (

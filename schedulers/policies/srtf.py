@@ -35,15 +35,13 @@ class Srtf(Policy[SrtfOptions]):
     promises = ("work conserving",)
 
     def rank(self, job: Job, progress: Progress) -> float:
-        return remaining_duration(job, progress.work_s) * self._weight(job)
+        left = remaining_duration(job, progress.work_s)
+        return left * job.gpus if self.options.by == "service" else left
 
     def running_rank(self, running: Running) -> RunningRank:
-        weight = self._weight(running.job)
+        weight = running.job.gpus if self.options.by == "service" else 1
         left = remaining_duration(running.job, running.work(running.rated))
         return RunningRank((left + running.rate * running.rated) * weight, -running.rate * weight)
-
-    def _weight(self, job: Job) -> int:
-        return job.gpus if self.options.by == "service" else 1
 
     def plan(self, state: State) -> None:
         if self.options.elastic:

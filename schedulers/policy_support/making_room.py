@@ -8,13 +8,12 @@ from gpu_flows.schedulers.cluster.node_state import NodeState
 from gpu_flows.schedulers.model import Job, Running
 from gpu_flows.schedulers.placement.options import PlacementOptions
 from gpu_flows.schedulers.policy import State
-from gpu_flows.schedulers.waiting_queue import Rank
 
 
-def is_preemptible_after(state: State, rank: Rank) -> bool:
-    """Return whether some running job of a later rank may be preempted."""
+def is_preemptible_after(state: State, job: Job) -> bool:
+    """Return whether some running job of a later rank than this waiting one may be preempted."""
     last = next(state.preemptible(), None)
-    return last is not None and last[0] > rank
+    return last is not None and last[0] > state.queue.rank_of(job.id)
 
 
 def make_room(state: State, options: PlacementOptions, job: Job) -> bool:

@@ -63,14 +63,15 @@ def _start_until_room_is_made(state: State, options: PlacementOptions, after: Ra
     the rank `after` had their chance to make room already."""
     cluster, queue = state.cluster, state.queue
     for job in queue.candidates():
-        rank = queue.rank_of(job.id)
-        if cluster.idle < job.gpus and not is_preemptible_after(state, rank):
+        if cluster.idle < job.gpus and not is_preemptible_after(state, job):
             _start_on_idle(state, options)  # for later ranks there is nothing to preempt either
             return None
         devices = _find_devices(state, options, job)
         if devices:
             state.draft.start(job, devices)
-        elif (after is None or rank > after) and make_room(state, options, job):
+            continue
+        rank = queue.rank_of(job.id)
+        if (after is None or rank > after) and make_room(state, options, job):
             return rank
     return None
 
