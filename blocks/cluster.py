@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, HttpUrl, model_validator
 
 from gpu_flows.blocks.docker import LOCAL, ContainerRules, DockerHost
 from gpu_flows.common.forms import FORM
-from gpu_flows.common.links import BLOCK_LOGO_URL, documentation_url
+from gpu_flows.common.urls import BLOCK_LOGO_URL, documentation_url
 from gpu_flows.schedulers.cluster.spec import DEFAULT_RACK, NodeGroup, build_nodes, parse_spec
 from gpu_flows.schedulers.model import Node
 

@@ -8,7 +8,7 @@ from prefect.blocks.core import Block
 from pydantic import ConfigDict, Field, HttpUrl, create_model
 
 from gpu_flows.common.forms import FORM
-from gpu_flows.common.links import BLOCK_LOGO_URL, documentation_url
+from gpu_flows.common.urls import BLOCK_LOGO_URL, documentation_url
 from gpu_flows.schedulers.policy import Options, Policy, make_policy, policies
 from gpu_flows.schedulers.protection import Protection
 

@@ -6,7 +6,7 @@ from prefect.blocks.core import Block
 from pydantic import ConfigDict, Field, HttpUrl
 
 from gpu_flows.common.forms import FORM
-from gpu_flows.common.links import BLOCK_LOGO_URL, documentation_url
+from gpu_flows.common.urls import BLOCK_LOGO_URL, documentation_url
 
 
 class Warehouse(Block):

@@ -15,7 +15,6 @@ from pathlib import Path
 from traceback import walk_tb
 
 from gpu_flows.schedulers.cluster.state import Cluster
-from gpu_flows.schedulers.draft import Draft, InvalidMove, ProtectedJob
 from gpu_flows.schedulers.model import (
     NO_PROGRESS,
     Device,
@@ -28,6 +27,7 @@ from gpu_flows.schedulers.model import (
     Running,
     Start,
 )
+from gpu_flows.schedulers.plan_draft import Draft, InvalidMove, ProtectedJob
 from gpu_flows.schedulers.policies.fifo import Fifo
 from gpu_flows.schedulers.policy import Policy, Speed, State, linear
 from gpu_flows.schedulers.protection import UNPROTECTED, Protection

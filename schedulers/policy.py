@@ -22,8 +22,8 @@ from gpu_flows.common.discovery import classes_in
 from gpu_flows.common.forms import FORM
 from gpu_flows.common.validation import explain
 from gpu_flows.schedulers.cluster.state import Cluster
-from gpu_flows.schedulers.draft import Draft
 from gpu_flows.schedulers.model import Job, Progress, Running
+from gpu_flows.schedulers.plan_draft import Draft
 from gpu_flows.schedulers.running_order import RunningJobs, RunningRank
 from gpu_flows.schedulers.waiting_queue import WaitingJobs
 

@@ -13,7 +13,7 @@ from prefect.client.orchestration import get_client
 from prefect.testing.utilities import prefect_test_harness
 
 from gpu_flows.blocks import GpuCluster, GpuScheduler, Warehouse
-from gpu_flows.common.links import LOGO, PROJECT_URL
+from gpu_flows.common.urls import LOGO, PROJECT_URL
 from gpu_flows.worker.gpu_worker import GpuWorker
 
 BLOCKS: list[type[Block]] = [GpuScheduler, GpuCluster, Warehouse]

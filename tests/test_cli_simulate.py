@@ -168,7 +168,7 @@ def test_lost_job_is_reported_as_a_bug(trace: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(running, "simulate", forgetful)
     result = simulate(trace)
     assert result.code == 70
-    assert "1 of 4 jobs got lost: long" in result.err
+    assert "1 of 4 jobs have no outcome: long" in result.err
     assert result.out == ""
 
 

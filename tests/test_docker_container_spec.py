@@ -49,7 +49,7 @@ def with_gpus(*ids: str, **more: Any) -> Launch:
 
 
 def test_a_host_with_the_nvidia_runtime_gets_a_device_request() -> None:
-    arguments = arguments_for(with_gpus(*UUIDS), {"RuntimeRouter": {"runc": {}, "nvidia": {}}})
+    arguments = arguments_for(with_gpus(*UUIDS), {"Runtimes": {"runc": {}, "nvidia": {}}})
     [request] = arguments["host_config"]["DeviceRequests"]
     assert (request["Driver"], request["DeviceIDs"], request["Count"]) == ("nvidia", UUIDS, 0)
     assert arguments["environment"]["NVIDIA_VISIBLE_DEVICES"] == "GPU-8f6d,GPU-77aa"
@@ -58,7 +58,7 @@ def test_a_host_with_the_nvidia_runtime_gets_a_device_request() -> None:
 def test_a_host_with_cdi_devices_gets_their_names() -> None:
     info = {
         "DiscoveredDevices": [{"Source": "cdi", "ID": "nvidia.com/gpu=GPU-8f6d"}],
-        "RuntimeRouter": {"nvidia": {}},
+        "Runtimes": {"nvidia": {}},
     }
     arguments = arguments_for(with_gpus(*UUIDS), info)
     [request] = arguments["host_config"]["DeviceRequests"]
@@ -70,20 +70,20 @@ def test_a_host_with_cdi_devices_gets_their_names() -> None:
 
 
 def test_a_host_with_neither_gets_the_variable() -> None:
-    arguments = arguments_for(with_gpus(*UUIDS), {"RuntimeRouter": {"runc": {}}})
+    arguments = arguments_for(with_gpus(*UUIDS), {"Runtimes": {"runc": {}}})
     assert not arguments["host_config"].get("DeviceRequests")
     assert arguments["environment"]["NVIDIA_VISIBLE_DEVICES"] == "GPU-8f6d,GPU-77aa"
 
 
 def test_simulated_devices_are_only_a_variable() -> None:
-    arguments = arguments_for(with_gpus("SIM-a-0", "SIM-a-1"), {"RuntimeRouter": {"nvidia": {}}})
+    arguments = arguments_for(with_gpus("SIM-a-0", "SIM-a-1"), {"Runtimes": {"nvidia": {}}})
     assert not arguments["host_config"].get("DeviceRequests")
     assert arguments["environment"]["NVIDIA_VISIBLE_DEVICES"] == "SIM-a-0,SIM-a-1"
     assert arguments["environment"]["GPU_FLOWS_GPUS"] == "2"
 
 
 def test_a_job_without_devices_sees_none() -> None:
-    arguments = arguments_for(with_gpus(), {"RuntimeRouter": {"nvidia": {}}})
+    arguments = arguments_for(with_gpus(), {"Runtimes": {"nvidia": {}}})
     assert not arguments["host_config"].get("DeviceRequests")
     assert arguments["environment"]["NVIDIA_VISIBLE_DEVICES"] == "void"
     assert arguments["environment"]["CUDA_VISIBLE_DEVICES"] == ""

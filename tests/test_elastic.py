@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from gpu_flows.schedulers.cluster.spec import declare
 from gpu_flows.schedulers.cluster.state import Cluster
-from gpu_flows.schedulers.draft import Draft
 from gpu_flows.schedulers.engine import Engine
 from gpu_flows.schedulers.model import NO_PROGRESS, Job, Preempt, Running, Start
+from gpu_flows.schedulers.plan_draft import Draft
 from gpu_flows.schedulers.policies.afs_l import one_by_one
 from gpu_flows.schedulers.policies.ffdl import largest_sum
 from gpu_flows.schedulers.policy import Policy, Speed, State, linear, make_policy

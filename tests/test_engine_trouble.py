@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from gpu_flows.schedulers.cluster.spec import declare
-from gpu_flows.schedulers.draft import InvalidMove
 from gpu_flows.schedulers.engine import Engine
 from gpu_flows.schedulers.model import Device, Job, Node, Plan, Progress, Running, Start
+from gpu_flows.schedulers.plan_draft import InvalidMove
 from gpu_flows.schedulers.policy import Policy, State, make_policy
 from gpu_flows.schedulers.running_order import RunningRank
 from tests.workloads import FailingPolicy

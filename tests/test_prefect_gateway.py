@@ -192,7 +192,7 @@ def test_a_launch_that_overwrote_a_cancellation_is_reported(pool: Pool) -> None:
     pool.prefect.set_state(run.id, Cancelled())
     launch = asyncio.run(pool.gateway.claim(start, "fifo", 7.0))
     assert launch
-    assert not asyncio.run(pool.gateway.launched(Attempt(launch, "here:1", 8.0)))
+    assert not asyncio.run(pool.gateway.report_launch(Attempt(launch, "here:1", 8.0)))
     assert pool.prefect.state_names(run.id)[-1] == "Cancelled"
 
 

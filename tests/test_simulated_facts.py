@@ -16,15 +16,15 @@ from gpu_flows.analytics.sql_files import named_queries
 from gpu_flows.schedulers.cluster.spec import declare
 from gpu_flows.schedulers.model import Job
 from gpu_flows.schedulers.policy import make_policy
+from gpu_flows.schedulers.simulation.conditions import Conditions
 from gpu_flows.schedulers.simulation.simulator import Simulation, simulate
 from gpu_flows.schedulers.simulation.summary import (
-    ROW,
+    JOB_COLUMNS,
     JobsLost,
     device_use,
-    rows,
+    job_rows,
     summarize,
 )
-from gpu_flows.schedulers.simulation.world import World
 from gpu_flows.schedulers.traces import TraceError
 from gpu_flows.schedulers.workload import Arrival
 
@@ -68,10 +68,14 @@ def write(database: Path, simulations: dict[str, Simulation]) -> None:
 
 
 @pytest.mark.parametrize("sharing", ["exclusive", "shared"])
-@pytest.mark.parametrize("world", [World(), World(restart_s=2.5, node_mtbf_s=900, repair_s=60, seed=3)])
-def test_sql_gives_the_figures_of_the_summary_exactly(database: Path, sharing: str, world: World) -> None:
+@pytest.mark.parametrize(
+    "conditions", [Conditions(), Conditions(restart_s=2.5, node_mtbf_s=900, repair_s=60, seed=3)]
+)
+def test_sql_gives_the_figures_of_the_summary_exactly(
+    database: Path, sharing: str, conditions: Conditions
+) -> None:
     found = {
-        name: simulate(workload(), NODES, make_policy(name, {"sharing": sharing}), world)
+        name: simulate(workload(), NODES, make_policy(name, {"sharing": sharing}), conditions)
         for name in ("fifo", "srtf")
     }
     write(database, found)
@@ -81,7 +85,7 @@ def test_sql_gives_the_figures_of_the_summary_exactly(database: Path, sharing: s
         columns = "pool, jobs, finished, makespan_s, avg_turnaround_s, avg_queueing_s, restarts, allocation"
         [(pool, *figures)] = ask(database, f"select {columns} from policy_summary where policy = '{name}'")
         restarts = summary.preemptions + summary.moves + summary.losses
-        exact = world == World()  # else moments are random, and microseconds round them
+        exact = conditions == Conditions()  # else moments are random, and microseconds round them
         assert figures == pytest.approx(
             [
                 summary.finished,
@@ -237,7 +241,7 @@ def test_figures_are_none_if_no_job_finished() -> None:
     assert (summary.jobs, summary.finished, summary.impossible) == (1, 0, 1)
     assert math.isnan(summary.makespan_s)
     assert math.isnan(summary.p99_turnaround_s)
-    [row] = (dict(zip(ROW, values, strict=True)) for values in rows(simulation))
+    [row] = (dict(zip(JOB_COLUMNS, values, strict=True)) for values in job_rows(simulation))
     assert [row[name] for name in ("start", "end", "turnaround", "queueing")] == [None] * 4
     assert row["outcome"] == "impossible"
     assert "9 GPUs" in str(row["reason"])
@@ -252,7 +256,7 @@ def test_jobs_that_end_later_or_never_miss_their_deadline() -> None:
     )
     summary = summarize(simulation)
     assert (summary.deadlines, summary.deadlines_missed) == (3, 2)
-    assert [row[ROW.index("deadline") :] for row in rows(simulation)] == [
+    assert [row[JOB_COLUMNS.index("deadline") :] for row in job_rows(simulation)] == [
         *((15.0, 0, False), (20.0, 3, True), (1000.0, 0, True), (None, 0, None))
     ]
 
@@ -260,5 +264,5 @@ def test_jobs_that_end_later_or_never_miss_their_deadline() -> None:
 def test_a_job_that_disappears_is_an_error() -> None:
     simulation = run(Arrival(Job("a"), 5.0), Arrival(Job("b"), 5.0))
     simulation.jobs[1].ended = None
-    with pytest.raises(JobsLost, match="1 of 2 jobs got lost: b"):
+    with pytest.raises(JobsLost, match="1 of 2 jobs have no outcome: b"):
         summarize(simulation)

@@ -20,7 +20,7 @@ torch = pytest.importorskip("torch", reason="needs gpu-flows[train]")
 
 from gpu_flows.checkpoints import contract  # noqa: E402
 from gpu_flows.flows import training_processes  # noqa: E402
-from gpu_flows.flows.command import Command, CommandError, Outcome  # noqa: E402
+from gpu_flows.flows.command_runner import Command, CommandError, Outcome  # noqa: E402
 from gpu_flows.training import launch  # noqa: E402
 from gpu_flows.training.config import TrainConfig  # noqa: E402
 from gpu_flows.training.loop import train  # noqa: E402

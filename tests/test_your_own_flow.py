@@ -33,7 +33,10 @@ class Reader:
 
     def __init__(self, stack: Stack, folder: Path) -> None:
         self._stack, self._folder = stack, folder
+        self._repository = folder.parent / "training.git"
         folder.mkdir()
+        self._git("init", "-q")
+        self._git("init", "-q", "--bare", str(self._repository))
 
     def follow(self) -> dict[str, str]:
         """The output of each command, by its first two words."""
@@ -43,15 +46,20 @@ class Reader:
             if language == "bash":
                 outputs[" ".join(text.split()[:2])] = self._run(text)
             elif named := re.match(r"# (\S+\.\w+)\n", text):
-                (self._folder / named[1]).write_text(text.replace(REPOSITORY, self._folder.as_uri()))
+                (self._folder / named[1]).write_text(text.replace(REPOSITORY, self._repository.as_uri()))
                 self._commit()
         return outputs
 
     def _commit(self) -> None:
-        """A deployment with a git source clones the folder, so that its content has to be committed."""
-        who = ["-c", "user.name=reader", "-c", "user.email=reader@example.org"]
-        for command in (["init", "-q"], ["add", "-A"], [*who, "commit", "-q", "--allow-empty", "-m", "page"]):
-            subprocess.run(["git", *command], cwd=self._folder, check=True, capture_output=True)
+        """Push the folder, because a deployment with a git source clones it."""
+        self._git("add", "-A")
+        self._git(
+            "-c", "user.name=reader", "-c", "user.email=reader@example.org", "commit", "-q", "-m", "page"
+        )
+        self._git("push", "-q", str(self._repository), "HEAD")
+
+    def _git(self, *words: str) -> None:
+        subprocess.run(["git", *words], cwd=self._folder, check=True, capture_output=True)
 
     def _run(self, script: str) -> str:
         path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
@@ -86,6 +94,7 @@ def test_the_page_from_a_plain_flow_to_sql(new_stack: Callable[..., Stack], tmp_
         "both runs are in the warehouse",
     )
     assert [(row[0], row[1]) for row in jobs] == [(1, "ann"), (2, "")]
+    assert not list(Path.cwd().glob("training*")), "a clone goes into the run's own directory"
     run = pool.sql("select job_id from job_history where gpus = 1")[0][0]
     printed = "Training on [\"node-1\"]: ['SIM-node-1-0']"
     eventually(lambda: printed in pool.logs(run), "the flow's prints are its logs")

@@ -17,8 +17,8 @@ from typing import Any
 from gpu_flows.analytics.facts import Decided, Swapped
 from gpu_flows.dispatch.attempt_facts import describe_start
 from gpu_flows.dispatch.execution import Execution
+from gpu_flows.dispatch.execution_registry import Executions
 from gpu_flows.dispatch.execution_runner import ExecutionRunner
-from gpu_flows.dispatch.executions import Executions
 from gpu_flows.dispatch.gateway import Gateway
 from gpu_flows.dispatch.job_store import JobStore
 from gpu_flows.dispatch.preemption import describe_preemption

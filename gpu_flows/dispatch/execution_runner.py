@@ -18,7 +18,7 @@ from gpu_flows.dispatch.attempt_facts import (
     measure_saved_work,
 )
 from gpu_flows.dispatch.execution import Execution
-from gpu_flows.dispatch.executions import Executions
+from gpu_flows.dispatch.execution_registry import Executions
 from gpu_flows.dispatch.gateway import REQUEUED, Gateway, Unreachable
 from gpu_flows.dispatch.job_store import JobStore
 from gpu_flows.runtimes.base import (

@@ -116,7 +116,7 @@ class GpuJobVariables(BaseVariables, ContainerVariables, SchedulingVariables):
     """Environment variables for the job."""
 
     working_dir: str = Field("", title="Working directory")
-    """Directory in which the job starts. Empty means the directory of the worker."""
+    """Directory in which the job starts. Empty means an empty directory of its own, or the image's own."""
 
     grace_seconds: float = Field(30, ge=0, le=3600, title="Grace period (seconds)")
     """How long a job may take to stop after it was asked to, before it is killed."""

@@ -1,4 +1,4 @@
-"""RuntimeRouter launch and stop attempts: `process` as processes of this machine, `docker` in containers.
+"""Runtimes launch and stop attempts: `process` as processes of this machine, `docker` in containers.
 
 `base` defines the protocol `Runtime` and the values that cross it, `routing` picks the runtime of each
 launch, `attempt_store` keeps on disk what was launched, and `entry` is what a flow's interpreter runs.

@@ -5,6 +5,7 @@ The folder of an attempt in the attempt store also holds
     pid            the process's pid and start time, written by the process before it becomes the job
     fence          created by a worker that found no pid: a process that sees it exits before the job starts
     output.log     everything the process prints
+    work           the process's working directory, unless the job names one; removed when the job ends
 
 A process runs in its own session with its output in a file, so it outlives its worker. It is identified
 by pid and start time (as the kernel counts it, with the boot id), so a reused pid is never mistaken for it.
@@ -15,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -26,6 +28,8 @@ import psutil
 
 from gpu_flows.runtimes.attempt_store import AttemptStore
 from gpu_flows.runtimes.base import Attempt, End, Found, Intent, Launch, LaunchError, device_environment
+
+WORK = "work"
 
 # The shell writes its pid, exits if there is a fence, and then becomes the job. If any step fails (a full
 # disk, a missing folder), the job does not start.
@@ -69,12 +73,16 @@ class ProcessRuntime:
     def _spawn(self, launch: Launch, folder: Path) -> subprocess.Popen[bytes]:
         env = {**os.environ, **launch.env, **device_environment(launch)}
         env["GPU_FLOWS_ATTEMPT_FOLDER"] = str(folder)
+        # A directory of its own, as in Prefect's process worker: pull steps clone into it, and two runs at
+        # the same time must not share a clone.
+        work = Path(launch.directory) if launch.directory else folder / WORK
+        work.mkdir(exist_ok=True)
         with (folder / "output.log").open("ab") as output:
             # Not asyncio's: from Python 3.12 on that kills the child when its event loop ends.
             return subprocess.Popen(
                 ["/bin/sh", "-c", _LAUNCHER, str(folder), *launch.command],
                 env=env,
-                cwd=launch.directory or None,
+                cwd=work,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -97,6 +105,8 @@ class ProcessRuntime:
         # Kill what the job left running. Its session id is its pid only if this worker has seen it alive
         # under that pid. Otherwise the pid may be reused, and only the attempt's name identifies it.
         await asyncio.to_thread(_kill_attempt, name, pid or None)
+        work = self._attempt_store.folder(attempt.launch) / WORK
+        await asyncio.to_thread(shutil.rmtree, work, ignore_errors=True)
         return End(child.wait() if child else None)
 
     async def stop(self, attempt: Attempt, intent: Intent) -> None:

@@ -18,7 +18,7 @@ from prefect.exceptions import InfrastructureNotFound
 from prefect.workers.base import BaseWorker, BaseWorkerResult
 
 from gpu_flows import prefect_private as private
-from gpu_flows.common.links import LOGO, documentation_url
+from gpu_flows.common.urls import LOGO, documentation_url
 from gpu_flows.prefect_api.job_variables import GpuJobConfiguration, GpuJobVariables
 from gpu_flows.worker.pool_service import PoolService
 

@@ -6,7 +6,8 @@ import time
 from typing import Any
 
 from gpu_flows.config.paths import pool_folder
-from gpu_flows.worker.status import Status, publish
+from gpu_flows.worker.status import Status
+from gpu_flows.worker.status import write_status as write_status_file
 
 
 def write_status(pool: str = "gpu", **parts: Any) -> Status:
@@ -20,7 +21,7 @@ def write_status(pool: str = "gpu", **parts: Any) -> Status:
         **{"waiting": [], "running": [], "devices": []},
     }
     status = Status(**{**defaults, **parts})
-    publish(status)
+    write_status_file(status)
     return status
 
 

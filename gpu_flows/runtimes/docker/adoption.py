@@ -27,7 +27,7 @@ from gpu_flows.runtimes.docker.host import Host, HostUnreachable
 from gpu_flows.runtimes.docker.host_health import HealthReport, MonitoredHost
 from gpu_flows.runtimes.docker.hosts import DockerHosts
 from gpu_flows.runtimes.docker.output import OutputBuffer, OutputSender
-from gpu_flows.runtimes.docker.running import RunningContainers
+from gpu_flows.runtimes.docker.running_containers import RunningContainers
 
 FIRST_CHECK_S = 20.0
 UNSTARTED_S = 300.0  # a container that has not started for so long after its creation never will

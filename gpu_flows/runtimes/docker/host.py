@@ -106,7 +106,7 @@ class Host:
         discovered = (str(device.get("ID", "")) for device in info.get("DiscoveredDevices") or ())
         if any(name.startswith("nvidia.com/gpu=") for name in discovered):
             return "cdi"
-        return "nvidia" if "nvidia" in (info.get("RuntimeRouter") or {}) else "variable"
+        return "nvidia" if "nvidia" in (info.get("Runtimes") or {}) else "variable"
 
     def has_init(self) -> bool:
         """Whether the engine has an init process, which reaps zombies and forwards signals. Blocks."""

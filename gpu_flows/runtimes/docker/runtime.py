@@ -33,7 +33,7 @@ from gpu_flows.runtimes.docker.host_health import HealthReport, MonitoredHost
 from gpu_flows.runtimes.docker.hosts import DockerHosts
 from gpu_flows.runtimes.docker.output import LogSink, OutputBuffer, OutputSender
 from gpu_flows.runtimes.docker.rules import CONTAINER_FOLDER
-from gpu_flows.runtimes.docker.running import RunningContainer, RunningContainers
+from gpu_flows.runtimes.docker.running_containers import RunningContainer, RunningContainers
 from gpu_flows.runtimes.docker.tar import make_tar
 from gpu_flows.runtimes.entry import INTENT_FILE
 
