@@ -28,7 +28,7 @@ def backlog(user: str, jobs: int, seed: int, sizes: tuple[int, ...] = (1,)) -> l
 def device_time(
     arrivals: list[Arrival], until: float, nodes: str = "2x4", **options: object
 ) -> dict[str, float]:
-    """What each user had until then. Nobody knows how long anything takes."""
+    """Return the service of each user until then. No durations are known."""
     found = simulate(arrivals, declare(nodes), make_policy("fair_share", options), estimates=Stated())
     assert not found.policy_error
     assert all(job.ended is not None for job in found.jobs)

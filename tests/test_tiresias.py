@@ -110,7 +110,7 @@ limits = st.lists(st.integers(1, 250), max_size=3, unique=True).map(sorted)
 
 
 clusters = st.sampled_from(["1x8", "2x4", "8x1"])
-# A wide job clears a node for itself; who was there takes the place of somebody behind him elsewhere.
+# A wide job preempts the jobs of a node; one of them then takes the place of a job with a later rank.
 CHAIN = [
     Ask(86, 1, 106),
     Ask(22, 2, 81),

@@ -62,7 +62,7 @@ def _describe_running(running: Running, preemption: str) -> dict[str, Any]:
         "policy": running.policy,
         "nodes": list(running.nodes),
         "devices": [device.id for device in running.devices],
-        "leaving": preemption,
+        "stopping": preemption,
     }
 
 

@@ -79,7 +79,7 @@ def _draw_running(jobs: list[dict[str, Any]], limit: int) -> list[Any]:
 
 
 def _note_stopping(job: dict[str, Any]) -> str:
-    return " (stopping)" if job.get("leaving") else ""
+    return " (stopping)" if job.get("stopping") else ""
 
 
 def _note_rest(count: int, limit: int) -> list[Text]:

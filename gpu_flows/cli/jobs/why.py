@@ -116,9 +116,9 @@ def _explain_by_worker(status: Status, wanted: str) -> dict[str, Any] | None:
         }
     return {
         **_identify(job),
-        "state": "leaving" if job.get("leaving") else "running",
+        "state": "stopping" if job.get("stopping") else "running",
         "ran": job["attempt"] > 1,
-        "why": job.get("leaving") or "It has its devices.",
+        "why": job.get("stopping") or "It has its devices.",
         "devices": job["devices"],
         "attempt": job["attempt"],
         "policy": job["policy"],
