@@ -30,6 +30,7 @@ from gpu_flows.prefect_private import announced_intent
 
 _POLL_S = 0.1
 _KILL_TIMEOUT_S = 5.0
+_SIGNAL_CHECK_S = 1.0
 
 
 class CommandError(RuntimeError):
@@ -108,7 +109,8 @@ def run_command(command: Command, emit: Emit) -> Outcome:
     while not ended.done():
         try:
             may_start.set()
-            wait([ended])
+            # With a timeout, because a signal that arrives just before the thread blocks does not wake it.
+            wait([ended], timeout=_SIGNAL_CHECK_S)
         except BaseException as signalled:  # TerminationSignal, KeyboardInterrupt
             # A second signal does not shorten the grace period of the command.
             interruption = interruption or signalled
