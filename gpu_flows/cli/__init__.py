@@ -63,7 +63,7 @@ _COMMANDS_BY_PACKAGE = [
             "compare": "Compare policies on the same workload.",
         },
     ),
-    ("gpu_flows.cli", {"sql": "Query the warehouse: SQL, or a stored query."}),
+    ("gpu_flows.cli", {"sql": "Query the warehouse: SQL, or a named query."}),
     ("gpu_flows.cli.doctor", {"doctor": "Check the setup, and show how to fix what is wrong."}),
 ]
 

@@ -1,4 +1,4 @@
-"""`gpu-flows sql`: query the warehouse, in SQL or by the name of a stored query."""
+"""`gpu-flows sql`: query the warehouse, in SQL or by the name of a named query."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ def sql(
     question: Annotated[
         str,
         typer.Argument(
-            metavar="[QUESTION]", help="SQL, the name of a stored query, or - to read SQL from stdin."
+            metavar="[QUERY]", help="SQL, the name of a named query, or - to read SQL from stdin."
         ),
     ] = "",
     param: Annotated[
         list[str] | None, typer.Option(metavar="K=V", help="Value of the parameter $K; may be repeated.")
     ] = None,
     file: Annotated[Path | None, typer.Option(metavar="FILE", help="Read the SQL from a file.")] = None,
-    list_them: Annotated[bool, typer.Option("--list", help="List the stored queries.")] = False,
+    list_them: Annotated[bool, typer.Option("--list", help="List the named queries.")] = False,
     as_json: JsonOption = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False,
     max_rows: Annotated[int | None, typer.Option(min=1, metavar="N", help="Print at most N rows.")] = None,

@@ -28,11 +28,11 @@ class LwfKappa(Policy[LwfKappaOptions]):
     Least workload first: Wang, Shi, Wang and Chu, "Communication Contention Aware Scheduling of
     Multiple Deep Learning Training Jobs", 2020 (arXiv 2002.10105). A device's work is what its holders
     have left to do. A job of at most `kappa` devices takes those with the least work; a wider one goes
-    through the servers in order of their total work, so that little of it has to cross the network.
+    through the nodes in order of their total work, so that little of it has to cross the network.
 
     In the paper, jobs share a device as long as its memory lasts: that is `sharing: shared` here. With
-    exclusive devices all free devices have no work left, so the rule decides only between servers,
-    and narrow jobs get the first free devices. In either case a wide job is split only if no server
+    exclusive devices all free devices have no work left, so the rule decides only between nodes,
+    and narrow jobs get the first free devices. In either case a wide job is split only if no node
     can hold all of it. The paper's second half, which makes network transfers wait for each other,
     does not concern a scheduler that hands out devices.
 
@@ -42,7 +42,7 @@ class LwfKappa(Policy[LwfKappaOptions]):
 
     name = "lwf_kappa"
     needs = ("expected duration",)
-    optimizes = "mean turnaround, with little traffic between servers"
+    optimizes = "mean turnaround, with little traffic between nodes"
     promises = ("work conserving",)
 
     def rank(self, job: Job, progress: Progress) -> float:
@@ -65,7 +65,7 @@ class LwfKappa(Policy[LwfKappaOptions]):
             return self._anywhere(job, cluster, work)
 
         def load(node: NodeState) -> float:
-            """Return the work on the devices for a narrow job; on the whole server for a wide one."""
+            """Return the work on the devices for a narrow job; on the whole node for a wide one."""
             if not narrow:
                 return work.of(node)
             return sum(map(work.on, self._offers(node, job, job.gpus, cluster, work)))
@@ -97,7 +97,7 @@ class LwfKappa(Policy[LwfKappaOptions]):
         return tuple(islice((each for each in every if not cluster.devices[each.id].holders), job.gpus))
 
     def _split(self, job: Job, cluster: Cluster, work: _Work) -> tuple[Device, ...]:
-        """Return devices of several servers, those with the least work first."""
+        """Return devices of several nodes, those with the least work first."""
         found: list[Device] = []
         for node in sorted(self._nodes(job, 1, cluster, work), key=work.of):
             found += self._offers(node, job, job.gpus - len(found), cluster, work)
@@ -119,7 +119,7 @@ class LwfKappa(Policy[LwfKappaOptions]):
 
 
 class _Work:
-    """How much work is left on devices and servers, computed when it is needed."""
+    """How much work is left on devices and nodes, computed when it is needed."""
 
     def __init__(self, state: State) -> None:
         self._state = state
@@ -138,7 +138,7 @@ class _Work:
         return found
 
     def of(self, node: NodeState) -> float:
-        """Return the work left on all devices of a server together."""
+        """Return the work left on all devices of a node together."""
         found = self._of.get(node.name)
         if found is None:
             busy = (each.device for each in node.devices if each.holders)

@@ -1,4 +1,4 @@
-"""Round robin over servers, as Schedulearn does it: it remembers the last server."""
+"""Round robin over nodes, as Schedulearn does it: it remembers the last node."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from gpu_flows.schedulers.policy_support.starting import start_in_order_on
 
 
 class RoundRobinOptions(PlacementOptions):
-    wait_for_turn: bool = Field(default=False, title="Wait for the server whose turn it is")
-    """Keep the oldest job waiting for the next server, even while another has room."""
+    wait_for_turn: bool = Field(default=False, title="Wait for the node whose turn it is")
+    """Keep the oldest job waiting for the next node, even while another has room."""
 
 
 class RoundRobin(Policy[RoundRobinOptions]):
-    """The oldest job goes to the server after the one that got the last job.
+    """The oldest job goes to the node after the one that got the last job.
 
-    A server that could never hold the job is passed over; one that is only full now passes its
+    A node that could never hold the job is passed over; one that is only full now passes its
     turn on, unless `wait_for_turn` is set (Schedulearn, section 4.4.2, does not mention full
-    servers, and its program dropped the job). The head of the queue blocks the jobs behind it.
+    nodes, and its program dropped the job). The head of the queue blocks the jobs behind it.
     """
 
     name = "round_robin"
-    optimizes = "an even spread over the servers"
+    optimizes = "an even spread over the nodes"
     promises = ("no starvation",)
 
     def __init__(self, **options: Any) -> None:
@@ -45,8 +45,8 @@ class RoundRobin(Policy[RoundRobinOptions]):
         able = cluster.eligible(job).nodes
         turns = [able & ~before, able & before]
         if self.options.wait_for_turn and not job.may_span_nodes:
-            servers = (node for turn in turns for node in cluster.nodes_in(turn))
-            first = next((node for node in servers if _is_large_enough(node, job)), None)
+            candidates = (node for turn in turns for node in cluster.nodes_in(turn))
+            first = next((node for node in candidates if _is_large_enough(node, job)), None)
             turns = [first.bit] if first else []
         found: tuple[Device, ...] = ()
         for turn in filter(None, turns):

@@ -97,7 +97,7 @@ def _read_trace(options: SimulationOptions) -> Trace:
     if options.trace is None:
         if cuts:
             raise BadInput(f"--{next(iter(cuts)).replace('_', '-')} is for traces; a workload has options.")
-        return Trace(options.workload, "made up", generate(options.workload, options.seed))
+        return Trace(options.workload, "generated", generate(options.workload, options.seed))
     from gpu_flows.analytics import recorded_trace
 
     name, _, written = options.format.partition(":")

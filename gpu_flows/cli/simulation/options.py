@@ -44,7 +44,8 @@ class SimulationOptions:
             "--policies",
             metavar="NAMES",
             help="Policies, separated by commas; may be repeated. Options follow a colon: "
-            "fifo:skip=true,placement=best_fit,sjf are two policies. `all` are those that apply. "
+            "fifo:skip=true,placement=best_fit,sjf are two policies. "
+            "`all` means every policy that applies to the workload. "
             "Default: fifo in `simulate`, all in `compare`.",
             show_default=False,
         ),
@@ -58,7 +59,8 @@ class SimulationOptions:
         bool | None,
         typer.Option(
             "--span/--no-span",
-            help="Whether jobs may span nodes. Default: with placement `any`, or if no node is large enough.",
+            help="Whether jobs may span nodes. "
+            "Default: they may with placement `any`, or if no node is large enough.",
             show_default=False,
         ),
     ] = None
@@ -80,7 +82,8 @@ class SimulationOptions:
         str, _option("NODES,RACKS", "Slowdown of jobs across nodes and across racks: 1.2,1.5.")
     ] = ""
     interference: Annotated[
-        float, typer.Option(min=0, metavar="X", help="Slowdown by each other job on a shared device.")
+        float,
+        typer.Option(min=0, metavar="X", help="Slowdown by each other job on a shared device, such as 0.3."),
     ] = 0.0
     restart_seconds: Annotated[float, _seconds("Time to restart a stopped job.")] = 0.0
     migration_seconds: Annotated[float, _seconds("Further time if it restarts on other nodes.")] = 0.0
@@ -88,17 +91,19 @@ class SimulationOptions:
     costs: Annotated[
         Path | None,
         _option(
-            "WAREHOUSE", "Take those of these three times that are not given from a pool's recorded jobs."
+            "WAREHOUSE", "Take the restart, migration and checkpoint times not given from a pool's records."
         ),
     ] = None
     checkpoint_every: Annotated[
-        float, _seconds("Interval of checkpoints: the most work that a failure loses. 0: none is lost.")
+        float, _seconds("Interval of checkpoints: the most work that a failure loses. 0: no work is lost.")
     ] = 0.0
-    node_mtbf_hours: Annotated[float, _hours("Mean time between failures of a node.")] = 0.0
-    device_mtbf_hours: Annotated[float, _hours("Mean time between failures of a device.")] = 0.0
+    node_mtbf_hours: Annotated[float, _hours("Mean time between failures of a node; 0: none fails.")] = 0.0
+    device_mtbf_hours: Annotated[float, _hours("Mean time between failures of a device; 0: none fails.")] = (
+        0.0
+    )
     repair_hours: Annotated[float, _hours("Mean time to repair.", least=0.001)] = 1.0
     optimum: Annotated[
-        bool, typer.Option("--optimum", help="For a dozen jobs: find the best schedule without preemption.")
+        bool, typer.Option("--optimum", help="For up to 15 jobs: find the best schedule without preemption.")
     ] = False
     jobs_out: Annotated[Path | None, _option("FILE", "Write a row for every job: .csv or .json.")] = None
     warehouse: Annotated[
