@@ -1,7 +1,7 @@
 """The entry point that Prefect loads in every process that looks up workers or blocks.
 
 Importing this module registers the worker type and the blocks. In the server process it also adds a card to
-the UI's work-pool wizard. It imports no heavy libraries; the worker loads them when it starts.
+the UI's work-pool wizard. Docker, torch and NVML are imported later, when the worker starts.
 """
 
 from __future__ import annotations

@@ -46,7 +46,8 @@ class Refuse:
 
 Action = Start | Preempt | Refuse
 
-_CORE = {f"{__package__}.{module}" for module in ("engine", "draft", "waiting_queue", "running_order")}
+# An error that these raise is reported with the line of the policy that called them.
+_CORE = {__name__, *(each.__module__ for each in (Draft, WaitingQueue, RunningOrder))}
 
 
 class Engine:
@@ -237,7 +238,11 @@ class Engine:
     def reasons(self, limit: int | None = None) -> Iterator[tuple[Job, Reason]]:
         """Iterate over the first `limit` waiting jobs in the policy's order, with why each of them waits."""
         availability: dict[object, Availability] = {}  # by request
-        for position, job in enumerate(list(self._queue)[:limit], start=1):
+        try:
+            in_order = list(self._queue)
+        except TypeError:  # a policy may return ranks that do not compare, which no plan has met so far
+            in_order = self.waiting
+        for position, job in enumerate(in_order[:limit], start=1):
             if job.request not in availability:
                 availability[job.request] = Availability(job, self.cluster)
             yield job, availability[job.request].explain(position)

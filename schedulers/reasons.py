@@ -27,7 +27,7 @@ def find_refusal(job: Job, cluster: Cluster) -> Reason | None:
         return Reason(
             "impossible",
             f"No node with such devices has {_describe_host_request(job)} for it.",
-            "Ask for less beside the devices.",
+            "Ask for fewer processors or less memory.",
         )
     if not total:
         return Reason(

@@ -121,12 +121,12 @@ class WaitingQueue:
         return self._progress.pop(job_id, NO_PROGRESS) if self._progress else NO_PROGRESS
 
     def rerank(self, job_id: str) -> None:
-        """Ask the policy for the job's rank again. If that fails the job keeps its old rank."""
+        """Ask the policy for the job's rank again. If it raises, the job keeps its old rank."""
         job = self._entries[job_id][2]
         self._push(self._group_key(job), self.rank_as_waiting(job, self.progress(job_id)), job)
 
     def rerank_all(self) -> None:
-        """Ask the policy for all ranks again. If that fails all jobs keep their old ranks."""
+        """Ask the policy for all ranks again. If it raises, all jobs keep their old ranks."""
         ranked = [
             (self._group_key(job), self.rank_as_waiting(job, self.progress(job.id)), job)
             for _, _, job in self._entries.values()
@@ -181,7 +181,7 @@ class WaitingQueue:
         return (job.queue_priority, self._value(job, progress), self._tie, job.submitted, job.id)
 
     def candidates(self, most_gpus: int | None = None) -> Iterator[Job]:
-        """Iterate over the jobs in order, except those for which there is no hope: if the caller does not
+        """Iterate over the jobs in order, except those that cannot start: if the caller does not
         start a job, the rest of its group is skipped. With `most_gpus`, leave out the groups that
         need more devices. No job may be added meanwhile."""
         heads = self._heads(most_gpus)

@@ -12,6 +12,7 @@ from gpu_flows.schedulers.cluster.spec import declare
 from gpu_flows.schedulers.engine import Engine
 from gpu_flows.schedulers.model import Device, Job, Node, Plan, Progress, Running, Start
 from gpu_flows.schedulers.plan_draft import InvalidMove
+from gpu_flows.schedulers.policies.fifo import Fifo
 from gpu_flows.schedulers.policy import Policy, State, make_policy
 from gpu_flows.schedulers.running_order import RunningRank
 from tests.workloads import FailingPolicy
@@ -72,7 +73,27 @@ def test_a_rank_that_raises_for_a_job_without_devices_does_not_stop_the_engine()
     engine.submit(Job(id="x", gpus=0))
     engine.submit(Job(id="y"))
     assert [action.job.id for action in engine.tick(0)] == ["x", "y"]
-    assert "no running_rank" in engine.policy_error
+    assert "no running_rank (test_engine_trouble.py, line " in engine.policy_error
+
+
+class Incomparable(Fifo):
+    """Ranks that Python cannot compare with each other."""
+
+    name = "incomparable"
+
+    def rank(self, job: Job, progress: Progress) -> Any:
+        return None if job.gpus == 1 else 5
+
+
+def test_ranks_that_do_not_compare_still_have_reasons() -> None:
+    """While the cluster is full no plan compares them, but the status lists the queue every second."""
+    engine = Engine(declare("1x2"), Incomparable())
+    engine.submit(Job(id="first", gpus=2))
+    engine.tick(0)
+    engine.submit(Job(id="narrow", submitted=1, gpus=1))
+    engine.submit(Job(id="wide", submitted=2, gpus=2))
+    engine.tick(1)
+    assert [job.id for job, _ in engine.reasons()] == ["narrow", "wide"], "in arrival order"
 
 
 def _devices_of(engine: Engine) -> Any:

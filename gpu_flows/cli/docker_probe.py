@@ -18,7 +18,7 @@ CALL_TIMEOUT_S, ALL_TIMEOUT_S = 5.0, 20.0
 
 @dataclass(frozen=True, slots=True)
 class ProbedHost:
-    """A Docker host with the version of its engine, or the error that it did not answer with."""
+    """A Docker host with the version of its engine, or why it did not answer."""
 
     host: Host
     version: str = ""

@@ -36,7 +36,7 @@ class Execution:
     task: asyncio.Task[None] | None = None
 
     def request_stop(self, intent: Intent) -> bool:
-        """Note that it has to stop. Returns whether this is the first request: a job is signalled once only,
+        """Record that it has to stop. Returns whether this is the first request: a job gets one signal only,
         because a second signal may interrupt its saving. "cancel" overrides "reschedule"."""
         is_first = self.stop_intent is None
         if is_first or intent == "cancel":

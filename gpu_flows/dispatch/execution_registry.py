@@ -41,7 +41,8 @@ class Executions:
             return None
         shown = [*names[:3], *([f"{len(names) - 3} more"] if len(names) > 3 else [])]
         return Reason(
-            "making_room", f"Devices are being freed: waits for {' and '.join(shown)} to save and stop."
+            "making_room",
+            f"Its devices are being freed: it waits for {' and '.join(shown)} to save and stop.",
         )
 
     def reasons(self) -> Iterator[tuple[Job, Reason]]:

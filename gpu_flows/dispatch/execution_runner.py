@@ -222,7 +222,7 @@ class ExecutionRunner:
         await self.report_end(execution, attempt.launch, end)
 
     def release_devices(self, execution: Execution) -> None:
-        """Note that nothing of the execution runs on its devices any more."""
+        """Free the devices of an execution of which nothing runs any more."""
         if execution.holds_devices:
             self.engine.ended(execution.job.id)
             execution.holds_devices = False

@@ -88,14 +88,14 @@ class LaunchBuilder:
         self, launch: Launch, run: FlowRun, configuration: GpuJobConfiguration
     ) -> Launch:
         if self._is_form(run):
-            raise Refused("it names no image; say which container to run")
+            raise Refused("it names no container image; set container_image")
         if self._due_jobs.cluster.hosts and launch.devices:
             raise Refused(f"its devices are on Docker host {launch.node!r}, so it needs an image to run in")
         command = shlex.split(_own_command(configuration))
         directory, shortcut = launch.directory, {}
         code_directory, entrypoint = await self._find_code(run)
-        if code_directory and Path(code_directory).is_dir() and not command and not directory:
-            directory, shortcut = code_directory, load_directly(entrypoint)
+        if code_directory and Path(code_directory).is_dir() and not directory:
+            directory, shortcut = code_directory, {} if command else load_directly(entrypoint)
         env = {name: value for name, value in configuration.env.items() if value is not None}
         checkpoints = self._checkpoint_directory(launch.job.id, configuration.checkpoint_root)
         return replace(

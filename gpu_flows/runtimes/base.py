@@ -58,7 +58,7 @@ class Runtime(Protocol):
     def sample_activity(self) -> dict[str, float]:
         """Return how busy each running attempt was since the last call: job id -> 0 to 100.
 
-        Called in the telemetry's thread.
+        Called in the sampler's thread.
         """
         ...
 

@@ -5,7 +5,7 @@ The folder of an attempt in the attempt store also holds
     pid            the process's pid and start time, written by the process before it becomes the job
     fence          created by a worker that found no pid: a process that sees it exits before the job starts
     output.log     everything the process prints
-    work           the process's working directory, unless the job names one; removed when the job ends
+    work           the process's working directory, unless the job names one; removed after the attempt
 
 A process runs in its own session with its output in a file, so it outlives its worker. It is identified
 by pid and start time (as the kernel counts it, with the boot id), so a reused pid is never mistaken for it.
@@ -20,6 +20,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -105,8 +106,6 @@ class ProcessRuntime:
         # Kill what the job left running. Its session id is its pid only if this worker has seen it alive
         # under that pid. Otherwise the pid may be reused, and only the attempt's name identifies it.
         await asyncio.to_thread(_kill_attempt, name, pid or None)
-        work = self._attempt_store.folder(attempt.launch) / WORK
-        await asyncio.to_thread(shutil.rmtree, work, ignore_errors=True)
         return End(child.wait() if child else None)
 
     async def stop(self, attempt: Attempt, intent: Intent) -> None:
@@ -153,6 +152,10 @@ class ProcessRuntime:
         self._seen_alive.pop(launch.id, None)
         self._jobs.pop(launch.id, None)
         self._attempt_store.mark_ended(launch)
+        # In a thread of its own: a large clone takes a while to remove, and the devices are free already.
+        work = self._attempt_store.ended / launch.id / WORK
+        if work.is_dir():
+            threading.Thread(target=shutil.rmtree, args=(work, True), daemon=True).start()
 
     # -- observation --------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from weakref import WeakKeyDictionary
 
 from gpu_flows.schedulers.cluster.node_state import NodeSet
-from gpu_flows.schedulers.cluster.state import MOST_ASKS, Cluster
+from gpu_flows.schedulers.cluster.state import MOST_REQUESTS, Cluster
 from gpu_flows.schedulers.model import Device, Job
 
 DeviceSet = int
@@ -97,7 +97,7 @@ class DeviceMap:
                     digits.append("1" if accepts else "0")
                     if accepts:
                         models.add(state.device.model)
-            if len(self._accepted) > MOST_ASKS:
+            if len(self._accepted) > MOST_REQUESTS:
                 self._accepted.clear()
             accepted = int("".join(reversed(digits)) or "0", 2)
             found = self._accepted[job.request] = (accepted, frozenset(models))

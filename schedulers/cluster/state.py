@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from gpu_flows.schedulers.cluster.node_state import ABSENT, DeviceState, NodeSet, NodeState, RackState
 from gpu_flows.schedulers.model import Device, Job, Node
 
-MOST_ASKS = 10_000  # cached asks: a pool that runs for months sees ever new ones
+MOST_REQUESTS = 10_000  # cached requests: a pool that runs for months sees ever new ones
 
 
 @dataclass(frozen=True, slots=True)
 class Eligibility:
-    """What an empty, healthy cluster could offer to every job with the same ask."""
+    """What an empty, healthy cluster could offer to every job with the same request."""
 
     nodes: NodeSet  # with enough devices that the job accepts; with any, if it may span nodes
     accepts_all: NodeSet  # nodes of which the job accepts every device
@@ -210,12 +210,12 @@ class Cluster:
 
     def eligible(self, job: Job) -> Eligibility:
         """Return which nodes could serve the job on an empty, healthy cluster."""
-        ask = job.request
-        found = self._eligible.get(ask)
+        request = job.request
+        found = self._eligible.get(request)
         if found is None:
-            if len(self._eligible) > MOST_ASKS:
+            if len(self._eligible) > MOST_REQUESTS:
                 self._eligible.clear()
-            found = self._eligible[ask] = _find_eligibility(job, self._order)
+            found = self._eligible[request] = _find_eligibility(job, self._order)
         return found
 
     def could_hold(self, job: Job) -> bool:

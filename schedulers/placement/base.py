@@ -14,7 +14,6 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from gpu_flows.common.forms import FORM
 from gpu_flows.schedulers.cluster.node_state import NodeSet, NodeState
 from gpu_flows.schedulers.cluster.state import Cluster
 from gpu_flows.schedulers.model import Device, Job
@@ -25,8 +24,6 @@ ALL_NODES: NodeSet = -1
 
 class SharingOptions(Options):
     """The options of every policy that supports exclusive and shared devices."""
-
-    model_config = FORM
 
     sharing: Literal["exclusive", "shared"] = "exclusive"
     """Whether a device serves one job at a time, or several whose memory fits together."""

@@ -1,17 +1,17 @@
 """Fragmentation gradient descent (FGD): place each job where it costs future jobs the least room.
 
 Free room is a fragment for a job that cannot use it: too small a part of a device, too few devices
-on the node, too few processors or too little host memory. With p the share of each ask among the
+on the node, too few processors or too little host memory. With p the share of each request among the
 future jobs, the fragmentation of a node is
 
-    F = sum over asks of p * (free room of the node - room that the ask can use)
+    F = sum over requests of p * (free room of the node - room that the request can use)
 
 and a job is placed where F grows least. The free room shrinks by the same amount on every node, so
 this is the node where the usable room, weighted by p, shrinks least. That decrease is the loss.
 (Q. Weng et al., "Beware of Fragmentation: Scheduling GPU-Sharing Workloads with Fragmentation
 Gradient Descent", ATC 2023.)
 
-The paper assumes a known distribution of the asks. This placement learns it from the jobs that it is
+The paper assumes a known distribution of the requests. This placement learns it from the jobs that it is
 asked to place, for each cluster separately. The rest is caching for speed: nodes in the same state
 share their losses, which are computed again only for nodes that changed.
 """
@@ -72,23 +72,23 @@ class Fragmentation(Pack):
 
 
 class JobMix:
-    """The distribution of the asks of the latest jobs, as a forecast for future jobs."""
+    """The distribution of the requests of the latest jobs, as a forecast for future jobs."""
 
     def __init__(self) -> None:
-        self._asks: OrderedDict[str, object] = OrderedDict()  # by job id, the oldest first
+        self._requests: OrderedDict[str, object] = OrderedDict()  # by job id, the oldest first
         self._counts: Counter[object] = Counter()
         self._examples: dict[object, Job] = {}
         self._new = 0
 
     def learn(self, job: Job) -> None:
-        if job.id in self._asks:
+        if job.id in self._requests:
             return
-        ask = self._asks[job.id] = job.request
-        self._counts[ask] += 1
-        self._examples[ask] = job
+        request = self._requests[job.id] = job.request
+        self._counts[request] += 1
+        self._examples[request] = job
         self._new += 1
-        if len(self._asks) > JOBS_IN_MIX:
-            _, oldest = self._asks.popitem(last=False)
+        if len(self._requests) > JOBS_IN_MIX:
+            _, oldest = self._requests.popitem(last=False)
             self._counts[oldest] -= 1
             if not self._counts[oldest]:
                 del self._counts[oldest], self._examples[oldest]
@@ -96,16 +96,18 @@ class JobMix:
     @property
     def has_changed(self) -> bool:
         """Whether a third of the jobs are newer than the last call of `shares`."""
-        return 3 * self._new >= len(self._asks)
+        return 3 * self._new >= len(self._requests)
 
     def shares(self) -> list[tuple[Job, float]]:
-        """Return a job of each ask, with the share of that ask among all jobs."""
+        """Return a job of each request, with the share of that request among all jobs."""
         self._new = 0
-        return [(self._examples[ask], count / len(self._asks)) for ask, count in self._counts.items()]
+        return [
+            (self._examples[request], count / len(self._requests)) for request, count in self._counts.items()
+        ]
 
 
 class NodeKind:
-    """Nodes that are equal for every usual job: equal devices, eligible for the same asks."""
+    """Nodes that are equal for every usual job: equal devices, eligible for the same requests."""
 
     def __init__(
         self, devices: tuple[Device, ...], exclusive: bool, usual: Iterable[tuple[Job, float]]
@@ -114,9 +116,9 @@ class NodeKind:
         self._sizes = tuple(_size(device) for device in devices)
         self._uniform = len({(device.model, device.memory_mb) for device in devices}) == 1
         self._needs: dict[tuple[int, tuple[str, ...]], Free] = {}
-        self._asks = [(job, share, self.needs(job)) for job, share in usual]
-        self._cpus = sorted({job.cpus for job, _, _ in self._asks})
-        self._ram_mb = sorted({job.ram_mb for job, _, _ in self._asks})
+        self._requests = [(job, share, self.needs(job)) for job, share in usual]
+        self._cpus = sorted({job.cpus for job, _, _ in self._requests})
+        self._ram_mb = sorted({job.ram_mb for job, _, _ in self._requests})
         self._served: dict[tuple[int, int], dict[tuple[int, Free], float]] = {}
         self._usable: dict[tuple[tuple[int, int], Free], float] = {}
 
@@ -137,7 +139,7 @@ class NodeKind:
         return tuple(sorted(free)) if self._uniform else free
 
     def usable(self, cpus: float, ram_mb: float, free: Free) -> float:
-        """Return the room that the usual jobs can use, in devices, weighted by the share of each ask."""
+        """Return the room that the usual jobs can use, in devices, weighted by the share of each request."""
         host = (bisect_right(self._cpus, cpus + 1e-9), bisect_right(self._ram_mb, ram_mb))
         known = self._usable.get((host, free))
         if known is None:
@@ -152,12 +154,12 @@ class NodeKind:
         return known
 
     def _served_with(self, host: tuple[int, int]) -> dict[tuple[int, Free], float]:
-        """Return the share of each (number of devices, needs) among the asks that the free processors
+        """Return the share of each (number of devices, needs) among the requests that the free processors
         and host memory suffice for."""
         if host not in self._served:
             served = self._served[host] = {}
             cpus, ram_mb = self._cpus[: host[0]], self._ram_mb[: host[1]]
-            for job, share, needs in self._asks:
+            for job, share, needs in self._requests:
                 if job.cpus in cpus and job.ram_mb in ram_mb:
                     key = (1 if job.may_span_nodes else job.least, needs)
                     served[key] = served.get(key, 0.0) + share
@@ -165,7 +167,7 @@ class NodeKind:
 
 
 class StateGroup:
-    """Nodes in the same state, and the loss that each ask would cause there."""
+    """Nodes in the same state, and the loss that each request would cause there."""
 
     __slots__ = ("losses", "nodes")
 
@@ -183,20 +185,20 @@ class ClusterView:
         self._nodes: dict[str, NodeState] = {}  # as declared at the last update
         self._equal: list[NodeSet] = []  # sets of nodes with equal devices
         self._version = 0
-        self._asks: dict[object, int] = {}  # a number for each ask, which is faster to look up
+        self._requests: dict[object, int] = {}  # a number for each request, which is faster to look up
         self._kinds: dict[str, NodeKind] = {}  # by node
         self._states: dict[str, State] = {}  # by node
         self._groups: dict[State, StateGroup] = {}
 
     def update(self, cluster: Cluster, job: Job) -> None:
-        """Learn the job's ask and regroup the nodes that changed."""
+        """Learn the job's request and regroup the nodes that changed."""
         self._mix.learn(job)
         has_new_nodes = self._nodes is not cluster.nodes
         if has_new_nodes:
             self._nodes, self._equal = cluster.nodes, _group_by_devices(cluster)
         if has_new_nodes or self._mix.has_changed:
             self._find_kinds(cluster)
-            self._asks, self._states, self._groups = {}, {}, {}
+            self._requests, self._states, self._groups = {}, {}, {}
             changed: Iterable[NodeState] = cluster.nodes.values()
         else:
             changed = cluster.changed_since(self._version)
@@ -206,14 +208,14 @@ class ClusterView:
 
     def find_nodes(self, job: Job, gpus: int, nodes: NodeSet) -> NodeSet:
         """Return the nodes of the set with the least loss; empty if the job fits on none."""
-        ask = self._asks.setdefault((job.request, gpus), len(self._asks))
+        request = self._requests.setdefault((job.request, gpus), len(self._requests))
         least, best = math.inf, 0
         for state, group in self._groups.items():
             here = group.nodes & nodes
             if here:
-                loss = group.losses.get(ask)
+                loss = group.losses.get(request)
                 if loss is None:
-                    loss = group.losses[ask] = _loss(job, gpus, state)
+                    loss = group.losses[request] = _loss(job, gpus, state)
                 if loss < least:
                     least, best = loss, here
                 elif loss == least < math.inf:
@@ -234,7 +236,7 @@ class ClusterView:
         return tuple(node.devices[index].device for index in sorted(chosen))
 
     def _find_kinds(self, cluster: Cluster) -> None:
-        """Put nodes with equal devices in one kind, unless only some of them are eligible for an ask."""
+        """Put nodes with equal devices in one kind, unless only some of them are eligible for a request."""
         usual = self._mix.shares()
         self._kinds = {}
         kinds = self._equal
@@ -242,8 +244,8 @@ class ClusterView:
             kinds = [part for nodes in kinds for part in (nodes & eligible, nodes & ~eligible) if part]
         for nodes in kinds:
             first = next(cluster.nodes_in(nodes))
-            asks = [(job, share) for job, share in usual if cluster.eligible(job).nodes & first.bit]
-            kind = NodeKind(first.node.devices, self._exclusive, asks)
+            requests = [(job, share) for job, share in usual if cluster.eligible(job).nodes & first.bit]
+            kind = NodeKind(first.node.devices, self._exclusive, requests)
             self._kinds.update((node.name, kind) for node in cluster.nodes_in(nodes))
 
     def _regroup(self, node: NodeState) -> None:

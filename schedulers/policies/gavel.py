@@ -245,17 +245,17 @@ class Gavel(Policy[GavelOptions]):
 
     def _start(self, in_order: Iterable[str], fleet: Fleet, state: State) -> None:
         """Start the jobs that wait and fit into the fleet beside those that run there."""
-        hopeless: set[object] = set()  # requests that do not fit
+        unplaceable: set[object] = set()  # requests that do not fit
         for job_id in in_order:
             if not state.cluster.idle:
                 return
             job = state.queue.get(job_id)
-            if job and job.request not in hopeless:
+            if job and job.request not in unplaceable:
                 devices = self.options.place(job, state.cluster, among=fleet.nodes)
                 if devices:
                     state.draft.start(job, devices)
                 else:
-                    hopeless.add(job.request)
+                    unplaceable.add(job.request)
 
 
 def _remaining(jobs: Iterable[Job], state: State) -> list[float]:

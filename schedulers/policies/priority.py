@@ -91,10 +91,10 @@ class Priority(Policy[PriorityOptions]):
         self, state: State, forecast: Forecast, behind: Sequence[Job], preempting_for: Slot | None
     ) -> bool:
         """Start the jobs that respect the reservation. Return True as soon as a running job was preempted."""
-        hopeless: set[tuple[object, bool]] = set()
+        unplaceable: set[tuple[object, bool]] = set()
         for job in behind:
             kind = (job.request, forecast.is_brief(job))
-            if kind in hopeless:
+            if kind in unplaceable:
                 continue
             devices = forecast.room_now(job, self.options)
             if devices:
@@ -103,7 +103,7 @@ class Priority(Policy[PriorityOptions]):
             elif preempting_for and self._make_room_within(forecast, state, job, preempting_for):
                 return True
             else:
-                hopeless.add(kind)
+                unplaceable.add(kind)
         return False
 
     def _make_room_within(self, forecast: Forecast, state: State, job: Job, reserved: Slot) -> bool:

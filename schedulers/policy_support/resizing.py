@@ -115,16 +115,16 @@ class _Resize:
 
     def _start_and_grow(self, strict: bool) -> None:
         """Start waiting jobs and grow running ones, in order."""
-        hopeless: set[object] = set()  # requests: if one job does not fit, no later one like it does
+        unplaceable: set[object] = set()  # requests: if one job does not fit, no later one like it does
         for index, job in enumerate(self.jobs):
             running = self.state.running.get(job.id)
             if running:
                 if len(running.devices) < self.shares[job.id]:
                     self._grow(running, self.shares[job.id])
-            elif job.request in hopeless or (strict and hopeless and job.id not in self.before):
+            elif job.request in unplaceable or (strict and unplaceable and job.id not in self.before):
                 continue
             elif not self._start(job) and not self._make_room(job, self.jobs[index + 1 :]):
-                hopeless.add(job.request)
+                unplaceable.add(job.request)
 
     def _start(self, job: Job) -> bool:
         devices = self._find_share(job)

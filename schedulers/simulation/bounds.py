@@ -110,9 +110,9 @@ def _split_workload(
     known: dict[tuple[object, ...], frozenset[int]] = {}
     choices: list[frozenset[int]] = []
     for arrival in arrivals:
-        if (ask := arrival.job.request) not in known:
-            known[ask] = cluster.choices(arrival.job)
-        choices.append(known[ask])
+        if (request := arrival.job.request) not in known:
+            known[request] = cluster.choices(arrival.job)
+        choices.append(known[request])
     parts: list[frozenset[int]] = []
     for choice in set(choices):
         touched = [part for part in parts if part & choice]
@@ -230,7 +230,7 @@ def _build_machines(arrivals: Sequence[Arrival], cluster: _Cluster, speed: Speed
 
 
 def _build_table(arrivals: Sequence[Arrival], cluster: _Cluster, speed: Speed | None) -> Floats:
-    """Return `_least_use` of every job, computed once for jobs with the same ask and speeds."""
+    """Return `_least_use` of every job, computed once for jobs with the same request and speeds."""
     models = {device.model for device in cluster.pools}
     known: dict[tuple[object, ...], int] = {}
     rows: list[list[float]] = []

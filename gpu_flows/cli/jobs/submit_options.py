@@ -123,7 +123,7 @@ def build_job_variables(options: SubmitOptions) -> dict[str, Any]:
     }
     for variable, value in values.items():
         if isinstance(value, float) and not math.isfinite(value):
-            raise BadInput(f"{FLAGS[variable]} {value} is not a number that can be counted with.")
+            raise BadInput(f"{FLAGS[variable]} {value} must be a finite number.")
     return {variable: value for variable, value in values.items() if value not in (None, "", [])}
 
 

@@ -34,8 +34,8 @@ UNSTARTED_S = 300.0  # a container that has not started for so long after its cr
 
 
 class Adoption:
-    """`on_found` gets the attempts that are found after `find`. Nothing is adopted or removed in answer to a
-    health report before the first `find`, or while this worker `may_act` for the pool no more."""
+    """`on_found` gets the attempts that are found after `find`. Containers are adopted or removed only after
+    the first `find`, and only while this worker may act for the pool."""
 
     def __init__(
         self,
