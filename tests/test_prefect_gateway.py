@@ -111,7 +111,7 @@ def test_an_image_is_refused_where_jobs_run_as_processes(pool: Pool) -> None:
 
 
 def test_the_container_form_needs_an_image(pool: Pool) -> None:
-    with pytest.raises(Refused, match="it names no image"):
+    with pytest.raises(Refused, match="it names no container image"):
         pool.launch(entrypoint=CONTAINER_FLOW, parameters={"command": "true"})
 
 
