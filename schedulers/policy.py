@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Generic, Literal, cast, get_args, get_origin
 from pydantic import BaseModel, ConfigDict, ValidationError
 from typing_extensions import TypeVar
 
-from gpu_flows.common.discovery import classes_in
+from gpu_flows.common.discovery import classes_in, summary
 from gpu_flows.common.forms import FORM
 from gpu_flows.common.validation import explain
 from gpu_flows.schedulers.cluster.state import Cluster
@@ -134,7 +134,7 @@ class Policy(ABC, Generic[OptionsT]):
     @classmethod
     def rule(cls) -> str:
         """Return the rule in a sentence: the first line of the class's docstring."""
-        return (cls.__doc__ or "").strip().split("\n")[0]
+        return summary(cls)
 
 
 class PolicyError(ValueError):

@@ -238,9 +238,8 @@ def main() -> None:
         print(json.dumps(answer), file=answers, flush=True)
 
     try:
-        if (
-            len(sys.argv) > 1 and not at_interval
-        ):  # a library that is loaded is the one that pynvml finds by name
+        if len(sys.argv) > 1 and not at_interval:
+            # pynvml finds its library by name, and then gets the one that is already loaded.
             ctypes.CDLL(sys.argv[1])
         gpus = Gpus()
         while requests.get():

@@ -15,10 +15,8 @@ from gpu_flows.runtimes.docker.command_launchers import Launcher, wrap_command
 from gpu_flows.runtimes.docker.rules import CONTAINER_FOLDER, check_request, parse_mount
 
 CONTAINER_FLOW = "gpu_flows.flows.container:container"  # the entrypoint that identifies the `container` flow
-FLOW_COMMAND = (
-    "python",
-    f"{CONTAINER_FOLDER}/entry.py",
-)  # runs a flow in a container; the worker copies the file there
+# Runs a flow in a container. The worker copies the file there.
+FLOW_COMMAND = ("python", f"{CONTAINER_FOLDER}/entry.py")
 ContainerType = Literal["PyTorch", "Horovod", "as it is"]
 LAUNCHERS: dict[str, Launcher] = {"PyTorch": "auto", "Horovod": "horovodrun", "as it is": "none"}
 

@@ -51,9 +51,7 @@ def main() -> None:
     options = parser.parse_args()
     for number, source in enumerate(options.source):
         _import_file(source, f"gpu_flows_source_{number}")
-    TrainConfig.model_validate_json(
-        options.config
-    )  # so that a mistake is an error before any process is started
+    TrainConfig.model_validate_json(options.config)  # a mistake is reported before any process is started
     launch(options.processes, options.config, options.reports)
 
 

@@ -305,9 +305,8 @@ def _choose_devices(job: Job, gpus: int, state: State, needs: Free) -> tuple[flo
     if len(fitting) < gpus or job.cpus > cpus + 1e-9 or job.ram_mb > ram_mb:
         return math.inf, ()
     choices: list[tuple[int, ...]] = [tuple(index for _, index in fitting[:gpus])]
-    if (
-        gpus == 1
-    ):  # one of each group of equal devices; the one with the least room last, because it wins ties
+    if gpus == 1:
+        # One of each group of equal devices; the one with the least room last, because it wins ties.
         choices = [(index,) for index in {(f, needs[index]): index for f, index in fitting[::-1]}.values()]
     before = kind.usable(cpus, ram_mb, kind.normalize(free))
     least, best = math.inf, choices[0]

@@ -147,9 +147,8 @@ class Forecast:
         if not devices or self.allows(job, devices, end):
             return devices
         devices = self._map.to_devices(self._spare(job, end))
-        return (
-            () if self._cluster.allocation_error(job, devices) else devices
-        )  # jobs to be preempted still hold theirs
+        # Jobs that are to be preempted still hold their devices.
+        return () if self._cluster.allocation_error(job, devices) else devices
 
     def devices_now(self, slot: Slot) -> tuple[Device, ...]:
         """Return the slot's devices if its time has come and they are idle."""

@@ -115,9 +115,8 @@ class _Fluid:
         self.rate: list[float] = (work[rank] / fastest[rank]).tolist()
         self.work: list[float] = work[rank].tolist()
         self.flows = [False] * len(work)
-        self.parked = [(0.0, 0.0)] * len(
-            work
-        )  # for a job behind the front: since when, and how much of it waited then
+        # For a job behind the front: since when, and how much of it waited then.
+        self.parked = [(0.0, 0.0)] * len(work)
         self.none = len(work)
         self.ahead: list[int] = []  # jobs served at the rate at which they flow in; sorted
         self.front = self.none  # the job that gets the rest of the machine

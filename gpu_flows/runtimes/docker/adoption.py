@@ -62,9 +62,8 @@ class Adoption:
         A host that does not answer is assumed to run what the store states, until it answers or counts
         as lost.
         """
-        if (
-            not hosts.is_configured
-        ):  # the cluster block is invalid: health reports bring them when it is fixed
+        if not hosts.is_configured:
+            # The cluster block is invalid. Health reports bring the containers when it is fixed.
             self._has_searched = True
             return []
         checks = [monitored.health.first_check for monitored in hosts.configured()]

@@ -9,15 +9,8 @@ from typing import Literal
 Launcher = Literal["auto", "torchrun", "horovodrun", "none"]
 
 _PYTHON = re.compile(r"(?:.*/)?python(?:3(?:\.\d+)?)?")
-_NOT_PER_DEVICE = (
-    "torch",
-    "accelerate",
-    "deepspeed",
-    "horovod",
-    "lightning",
-    "pytest",
-    "pip",
-)  # modules that `python -m` runs and that start their own processes, or need none
+# Modules that `python -m` runs and that start their own processes, or need none.
+_NOT_PER_DEVICE = ("torch", "accelerate", "deepspeed", "horovod", "lightning", "pytest", "pip")
 
 
 def wrap_command(launcher: Launcher, command: Sequence[str], gpus: int) -> tuple[str, ...]:
