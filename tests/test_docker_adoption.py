@@ -44,18 +44,18 @@ def test_only_our_containers_that_are_no_longer_needed_are_removed(
             changes = [f"LABEL {key}={json.dumps(value)}" for key, value in labels.items()]
             forged = engine.commit_image("forged:test", *changes)
             client.containers.run(forged, "true", name="forged", detach=True).wait()
-            client.containers.run(forged, "sleep 60", name="gf-forged-1", detach=True)
-            other = make_launch("sleep", "60")
+            client.containers.run(forged, "sleep 600", name="gf-forged-1", detach=True)
+            other = make_launch("sleep", "600")
             client.api.start(create(engine, other, "other"))
             # Ours: one that has ended, one that never started, and one that runs after its attempt ended.
             await run(docker, make_launch("true"))
             create(engine, make_launch("true"))
-            ended = make_launch("sleep", "60")
+            ended = make_launch("sleep", "600")
             docker._attempt_store.create(ended)
             docker._attempt_store.mark_ended(ended)
             client.api.start(create(engine, ended))
             # Ours, and it runs.
-            running = make_launch("sleep", "60")
+            running = make_launch("sleep", "600")
             await docker.launch(running)
             still_running = {"gf-forged-1", container_name(other), container_name(running)}
             kept = {"gf-looks-like-ours-1", "forged", *still_running}
