@@ -30,7 +30,8 @@ def _about_jobs(inputs: Inputs, policy: Policy, summary: Summary) -> Iterator[st
     if summary.unfinished:
         yield f"{summary.unfinished:,} jobs never finished; times are those of the others."
     for why, count in inputs.trace.skipped.items():
-        yield f"{count:,} rows of the trace are left out: {why}."
+        rows = "1 row of the trace is" if count == 1 else f"{count:,} rows of the trace are"
+        yield f"{rows} left out: {why}."
     if "expected duration" in policy.needs:
         yield {
             "oracle": "It knows the true duration of every job, which no real policy does; see --estimates.",
