@@ -149,7 +149,7 @@ def test_error_names_the_option_that_the_server_refuses(pool: FakeServer) -> Non
         (["--shm", "2", "--", "true"], "--shm is for jobs in containers"),
         (["--image", "i", "--pull", "sometimes"], "'sometimes' is none of if-not-present, always or never"),
         (["--image", "i", "--launcher", "mpirun"], "none of auto, torchrun, horovodrun or none"),
-        (["--image", "i", "--shm", "nan"], "--shm nan is not a number"),
+        (["--image", "i", "--shm", "nan"], "--shm nan must be a finite number"),
         (["train", "--image", "i", "--", "true"], "not both"),
         (["--file", "jobs.json", "--image", "i"], "leave --image out"),
         (["--file", "jobs.json", "--gpus", "2"], "leave --gpus out"),
