@@ -66,7 +66,7 @@ def test_a_bare_container_from_the_form(new_stack: Callable[..., Stack], engine:
     assert pool.sql(f"select {columns} from attempt_history where job_id = '{run}'") == [
         ("docker", 0, False, True)
     ]
-    assert not any(pool.holders().values())
+    eventually(lambda: not any(pool.holders().values()), "the status shows no holder")
 
 
 def test_a_request_against_the_rules_is_refused_without_a_call_to_docker(
