@@ -6,19 +6,17 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from prefect.blocks.core import Block
-from pydantic import BaseModel, ConfigDict, Field, HttpUrl, model_validator
+from pydantic import Field, HttpUrl, model_validator
 
 from gpu_flows.blocks.docker import LOCAL, ContainerRules, DockerHost
-from gpu_flows.common.forms import FORM
+from gpu_flows.common.forms import Form
 from gpu_flows.common.urls import BLOCK_LOGO_URL, documentation_url
 from gpu_flows.schedulers.cluster.spec import DEFAULT_RACK, NodeGroup, build_nodes, parse_spec
 from gpu_flows.schedulers.model import Node
 
 
-class DeclaredNodes(BaseModel):
+class DeclaredNodes(Form):
     """Nodes of one kind."""
-
-    model_config = FORM
 
     count: int = Field(default=1, ge=1, le=10_000, title="Nodes")
     """How many such nodes there are."""
@@ -56,7 +54,7 @@ class DeclaredNodes(BaseModel):
         return NodeGroup(self.count, self.gpus, self.model, memory_mb, self.rack_size, self.rack)
 
 
-class GpuCluster(Block):
+class GpuCluster(Form, Block):
     """
     The devices of a pool, and what runs jobs on them. Devices are the machine's real GPUs, or a declared
     cluster on which jobs really run, on the CPU. Jobs run as processes on the worker's machine, or in
@@ -71,8 +69,6 @@ class GpuCluster(Block):
         cluster = GpuCluster.load("BLOCK_NAME")
         ```
     """
-
-    model_config = ConfigDict(**FORM)
 
     _block_type_name = "GPU Cluster"
     _block_type_slug = "gpu-cluster"

@@ -5,19 +5,17 @@ from __future__ import annotations
 from typing import Literal
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
-from gpu_flows.common.forms import FORM
+from gpu_flows.common.forms import Form
 from gpu_flows.schedulers.cluster.spec import DEFAULT_RACK
 from gpu_flows.schedulers.model import Device, Node
 
 LOCAL = "local"
 
 
-class DockerHost(BaseModel):
+class DockerHost(Form):
     """A machine with a Docker engine. It is one node of the cluster."""
-
-    model_config = FORM
 
     name: str = Field(default=LOCAL, pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$")
     """The node's name, as in job variables and SQL."""
@@ -90,10 +88,8 @@ class DockerHost(BaseModel):
         return Node(self.name, tuple(devices), self.rack)
 
 
-class ContainerRules(BaseModel):
+class ContainerRules(Form):
     """What jobs in containers may request. Job variables can request less, never more."""
-
-    model_config = FORM
 
     images: list[str] = Field(default=["*"], title="Allowed images")
     """Names of images. An asterisk stands for any characters; an asterisk alone allows every image."""

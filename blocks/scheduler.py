@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Literal, Union
 
 from prefect.blocks.core import Block
-from pydantic import ConfigDict, Field, HttpUrl, create_model
+from pydantic import Field, HttpUrl, create_model
 
-from gpu_flows.common.forms import FORM
+from gpu_flows.common.forms import Form
 from gpu_flows.common.urls import BLOCK_LOGO_URL, documentation_url
 from gpu_flows.schedulers.policy import Options, Policy, make_policy, policies
 from gpu_flows.schedulers.protection import Protection
@@ -46,7 +46,7 @@ else:
     PolicyForm = Union[tuple(FORMS.values())]  # noqa: UP007
 
 
-class GpuScheduler(Block):
+class GpuScheduler(Form, Block):
     """
     The policy that decides which waiting job starts next, and on which devices. A saved change takes effect
     within a second. Nothing is restarted, and running jobs are not affected.
@@ -60,8 +60,6 @@ class GpuScheduler(Block):
         scheduler.use("round_robin", wait_for_turn=True).save("BLOCK_NAME", overwrite=True)
         ```
     """
-
-    model_config = ConfigDict(**FORM)
 
     _block_type_name = "GPU Scheduler"
     _block_type_slug = "gpu-scheduler"

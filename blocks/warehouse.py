@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from prefect.blocks.core import Block
-from pydantic import ConfigDict, Field, HttpUrl
+from pydantic import Field, HttpUrl
 
-from gpu_flows.common.forms import FORM
+from gpu_flows.common.forms import Form
 from gpu_flows.common.urls import BLOCK_LOGO_URL, documentation_url
 
 
-class Warehouse(Block):
+class Warehouse(Form, Block):
     """
     Where every fact about jobs, devices and decisions is stored: a DuckDB file that any number of people can
     query while jobs run. A changed path takes effect when the worker starts again.
@@ -23,8 +23,6 @@ class Warehouse(Block):
         print(warehouse.path)
         ```
     """
-
-    model_config = ConfigDict(**FORM)
 
     _block_type_name = "GPU Warehouse"
     _block_type_slug = "gpu-warehouse"

@@ -6,16 +6,16 @@ import random
 from itertools import accumulate
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 
-from gpu_flows.common.forms import FORM
+from gpu_flows.common.forms import Form
 from gpu_flows.training import registry
 
 
-class Workload(BaseModel):
+class Workload(Form):
     """A benchmark runs the same jobs, with the same arrivals, under each policy in turn."""
 
-    model_config = ConfigDict(**FORM, extra="forbid", title="Workload")
+    model_config = ConfigDict(extra="forbid", title="Workload")
 
     jobs: int = Field(default=10, ge=1, le=10_000)
     """How many jobs to submit."""

@@ -15,11 +15,11 @@ from functools import cache
 from importlib.metadata import entry_points
 from typing import Any, ClassVar, Generic, Literal, cast, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import ConfigDict, ValidationError
 from typing_extensions import TypeVar
 
 from gpu_flows.common.discovery import classes_in, summary
-from gpu_flows.common.forms import FORM
+from gpu_flows.common.forms import Form
 from gpu_flows.common.validation import explain
 from gpu_flows.schedulers.cluster.state import Cluster
 from gpu_flows.schedulers.model import Job, Progress, Running
@@ -67,10 +67,10 @@ class State:
         return (each for each in self.running_order.last_first(self.now) if may_preempt(each[1]))
 
 
-class Options(BaseModel):
+class Options(Form):
     """A policy's options. This model makes the block's form, the CLI's flags and the table in the docs."""
 
-    model_config = ConfigDict(**FORM, extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 Promise = Literal["no starvation", "work conserving"]

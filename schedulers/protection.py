@@ -10,16 +10,16 @@ from __future__ import annotations
 
 import math
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 
-from gpu_flows.common.forms import FORM
+from gpu_flows.common.forms import Form
 from gpu_flows.schedulers.model import Running
 
 
-class Protection(BaseModel):
+class Protection(Form):
     """How jobs are protected from being preempted."""
 
-    model_config = ConfigDict(**FORM, extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True)
 
     min_run_seconds: float = Field(default=60, ge=0, title="Least run time (seconds)")
     """A job is not preempted before it has run for this long."""

@@ -11,9 +11,13 @@ import pytest
 from prefect.blocks.core import Block
 from prefect.client.orchestration import get_client
 from prefect.testing.utilities import prefect_test_harness
+from pydantic import BaseModel
 
 from gpu_flows.blocks import GpuCluster, GpuScheduler, Warehouse
 from gpu_flows.common.urls import LOGO, PROJECT_URL
+from gpu_flows.deployments.workload import Workload
+from gpu_flows.prefect_api.job_variables import GpuJobVariables
+from gpu_flows.training.config import TrainConfig
 from gpu_flows.worker.gpu_worker import GpuWorker
 
 BLOCKS: list[type[Block]] = [GpuScheduler, GpuCluster, Warehouse]
@@ -69,3 +73,14 @@ def test_a_server_returns_what_a_block_declares() -> None:
             block().save("mine")
             fields = set(block.model_fields)
             assert block.load("mine").model_dump(include=fields) == block().model_dump(include=fields)
+
+
+FORMS = [GpuScheduler, GpuCluster, Warehouse, GpuJobVariables, TrainConfig, Workload]
+
+
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.__name__)
+def test_descriptions_are_one_line(form: type[BaseModel]) -> None:
+    """Prefect's V1 UI shows a line break in a description as a new paragraph."""
+    found = [field.get("description", "") for _, field in properties(form.model_json_schema())]
+    assert max(len(text) for text in found) > 40, "there are descriptions to look at"
+    assert not [text for text in found if "\n" in text or "  " in text]

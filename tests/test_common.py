@@ -17,7 +17,7 @@ from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from gpu_flows.common.discovery import classes_in
 from gpu_flows.common.files import write_atomically
-from gpu_flows.common.forms import FORM, label
+from gpu_flows.common.forms import Form, label
 from gpu_flows.common.retry import Backoff, retry, retry_blocking, wait_until
 from gpu_flows.common.validation import explain
 
@@ -175,9 +175,7 @@ class Inner(BaseModel):
     size: int = Field(gt=0)
 
 
-class Outer(BaseModel):
-    model_config = FORM
-
+class Outer(Form):
     may_span_nodes: bool = False
     """Whether devices of several nodes may be combined."""
     inner: Inner | None = None

@@ -11,7 +11,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import ConfigDict
+from pydantic import BaseModel, ConfigDict, GetJsonSchemaHandler
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
 
 
 def label(name: str, _: Any = None) -> str:
@@ -20,5 +22,18 @@ def label(name: str, _: Any = None) -> str:
     return text[:1].upper() + text[1:]
 
 
-FORM = ConfigDict(use_attribute_docstrings=True, field_title_generator=label)
-"""The configuration of such a model. Combine it with others as `ConfigDict(**FORM, ...)`."""
+class Form(BaseModel):
+    """The base of such a model."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True, field_title_generator=label)
+
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        """Put each description on one line: Prefect's V1 UI shows a line break as a new paragraph."""
+        schema = handler(core_schema)
+        for field in handler.resolve_ref_schema(schema).get("properties", {}).values():
+            if "description" in field:
+                field["description"] = " ".join(field["description"].split())
+        return schema

@@ -13,9 +13,9 @@ from difflib import get_close_matches
 from typing import Literal
 
 from prefect.workers.base import BaseJobConfiguration, BaseVariables
-from pydantic import BaseModel, Field
+from pydantic import Field
 
-from gpu_flows.common.forms import FORM
+from gpu_flows.common.forms import Form
 from gpu_flows.prefect_private import QuickEnvironment
 from gpu_flows.runtimes.base import Pull
 from gpu_flows.runtimes.docker.command_launchers import Launcher
@@ -23,10 +23,8 @@ from gpu_flows.runtimes.docker.command_launchers import Launcher
 MOST_GPUS = 4096
 
 
-class SchedulingVariables(BaseModel):
+class SchedulingVariables(Form):
     """The job variables that the scheduler reads."""
-
-    model_config = FORM
 
     gpus: int = Field(1, ge=1, le=MOST_GPUS)
     """How many devices the job needs, all at the same time."""
@@ -71,10 +69,8 @@ class SchedulingVariables(BaseModel):
     """When the job should be finished, for policies that use deadlines. 0 means no deadline."""
 
 
-class ContainerVariables(BaseModel):
+class ContainerVariables(Form):
     """The job variables that describe a container."""
-
-    model_config = FORM
 
     image: str = Field("", title="Container image")
     """Image to run the job in, on a pool whose runtime is Docker. With a command, any image works. Without
@@ -106,8 +102,6 @@ class ContainerVariables(BaseModel):
 # The bases are in this order because the form then begins with the scheduling variables.
 class GpuJobVariables(BaseVariables, ContainerVariables, SchedulingVariables):
     """The whole form of a `gpu` work pool."""
-
-    model_config = FORM
 
     command: str = ""
     """Command to run instead of the flow. Leave empty to run the flow."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, ConfigDict, Field
 
 from gpu_flows.checkpoints.resumable_loop import EVERY_S
-from gpu_flows.common.forms import FORM
+from gpu_flows.common.forms import Form
 from gpu_flows.training.registry import Registry, datasets, models
 
 
@@ -39,10 +39,10 @@ def _describe(registry: Registry[Any]) -> str:
     return " ".join(f"{name}: {registry.describe(name)}" for name in registry.names())
 
 
-class TrainConfig(BaseModel):
+class TrainConfig(Form):
     """What to train, and for how long. The training ends at the first limit it reaches."""
 
-    model_config = ConfigDict(**FORM, extra="forbid", title="Training")
+    model_config = ConfigDict(extra="forbid", title="Training")
 
     model: Annotated[str, AfterValidator(_require_model)] = Field(
         default="mlp", json_schema_extra=_list_models

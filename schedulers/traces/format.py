@@ -7,18 +7,18 @@ from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import ConfigDict
 
 from gpu_flows.common.discovery import classes_in
-from gpu_flows.common.forms import FORM
+from gpu_flows.common.forms import Form
 from gpu_flows.schedulers.traces.table import Table
 from gpu_flows.schedulers.workload import Arrival
 
 
-class FormatOptions(BaseModel):
+class FormatOptions(Form):
     """What a format needs to know in addition to the file."""
 
-    model_config = ConfigDict(**FORM, extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class Format(ABC):

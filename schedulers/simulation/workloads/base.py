@@ -6,19 +6,19 @@ from abc import ABC, abstractmethod
 from random import Random
 from typing import Annotated, ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 
-from gpu_flows.common.forms import FORM
+from gpu_flows.common.forms import Form
 from gpu_flows.schedulers.workload import Arrival
 
 Count = Annotated[int, Field(ge=1)]
 Positive = Annotated[float, Field(gt=0)]
 
 
-class Workload(BaseModel, ABC):
+class Workload(Form, ABC):
     """A kind of workload. Its fields are its options; an instance is ready to generate jobs."""
 
-    model_config = ConfigDict(**FORM, extra="forbid", frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
     name: ClassVar[str]
 
     @abstractmethod
