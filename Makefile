@@ -10,7 +10,7 @@ EXTRAS ?= train
 REQUIREMENTS ?=
 PIP_ARGS := $(foreach name,PIP_INDEX_URL PIP_EXTRA_INDEX_URL PIP_TRUSTED_HOST,$(if $($(name)),--build-arg $(name)))
 
-.PHONY: help demo up image test quick lint clean
+.PHONY: help demo up image test quick chaos lint clean
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 16
@@ -25,13 +25,14 @@ image:  ## Build the training image (BASE=image TAG=name EXTRAS=train REQUIREMEN
 	docker build -f deployments/Dockerfile -t '$(TAG)' --build-arg BASE='$(BASE)' \
 		--build-arg EXTRAS='$(EXTRAS)' --build-arg REQUIREMENTS='$(REQUIREMENTS)' $(PIP_ARGS) $(ARGS) .
 
-# The tests start many servers and engines, and on few cores one of them sometimes times out. A test that
-# fails is therefore run once more; the summary lists such tests.
 test: $(VENV)/dev lint  ## Run everything: linters, quick tests, tests with real engines
-	$(BIN)/python -m pytest -n 2 --dist worksteal --reruns 1 -rR $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
 
 quick: $(VENV)/dev  ## Run the quick tests, in under two minutes
 	$(BIN)/python -m pytest -n 2 -m "not slow" $(ARGS)
+
+chaos: $(VENV)/dev  ## Break workers, servers, disks and networks for CHAOS_MINUTES=45; a line with counts for each case
+	CHAOS_MINUTES=$(or $(CHAOS_MINUTES),45) $(BIN)/python -m pytest tests/chaos --tb=short $(ARGS)
 
 lint: $(VENV)/dev  ## Run ruff, mypy and import-linter
 	$(BIN)/ruff check .

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, TypeVar, dataclass_transform
 
 if TYPE_CHECKING:
-    from gpu_flows.schedulers.model import Job
+    from gpu_flows.schedulers.model import Job, Offer
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,14 +127,17 @@ class AttemptEnded(AttemptFact):
 
     ended: float
     outcome: str
-    """completed, failed, crashed, cancelled, preempted, moved, resized or lost."""
+    """completed, failed, crashed, cancelled, preempted, moved, resized, suspended, out_of_memory, unstarted
+    or lost."""
     exit_code: int | None = None
-    """None if it is not known, as after a restart of the worker."""
+    """None if it is not known, as for a flow that failed: its process ends with 0."""
     detail: str = ""
     oom_killed: bool | None = None
     """None if the runtime does not report it."""
     peak_memory_mb: float | None = None
     """Of the host's memory, as far as it was sampled."""
+    comm_s: float | None = None
+    """The time for which its devices waited for each other over the network. Only simulations know it."""
 
 
 @in_table("interruptions")
@@ -210,6 +213,30 @@ class Decided(PoolFact):
     """Why the plan was rejected."""
 
 
+@in_table("offers")
+class Offered(PoolFact):
+    """A policy offered devices to a waiting job, which took them or waits for better placed ones. An offer
+    that repeats the job's last one is not recorded."""
+
+    job_id: str
+    policy: str
+    tier: str
+    """The widest part of the network between the devices: node, rack or cluster."""
+    accepted: bool
+    waited_s: float
+    patience_s: float | None
+    """How long it declines offers of this tier, from the beginning of its wait; None for ever."""
+    slowdown: float
+    """That was expected of these devices, against devices of one node."""
+    sensitivity: float
+    """How much the network has hurt the job, by the policy's own measure."""
+
+    @classmethod
+    def of(cls, offer: Offer, job_id: str, pool: str, policy: str, time: float) -> Offered:
+        """Return the fact that the policy made this offer."""
+        return cls(time, pool, job_id, policy, **offer.figures())
+
+
 @in_table("swaps")
 class Swapped(PoolFact):
     """The scheduler block names another policy, or other options for the same one."""
@@ -230,9 +257,19 @@ class ExperimentRan(Fact):
     time: float
     description: str
     """A JSON object that describes the workload."""
+    disturbed: str = ""
+    """Why its figures do not count; empty if they do."""
 
 
 # -- devices ----------------------------------------------------------------------------------
+
+
+@in_table("nodes")
+class NodeSeen(PoolFact):
+    """A node joined the pool, or is in another rack than before."""
+
+    node: str
+    rack: str
 
 
 @in_table("devices")
@@ -271,3 +308,55 @@ class Sampled(Fact):
     memory_used_mb: float | None
     power_w: float | None
     temperature_c: float | None
+
+
+# -- predictions ------------------------------------------------------------------------------
+
+
+@in_table("job_features")
+class FeaturesSeen(Fact):
+    """What is known of a job before it runs."""
+
+    job_id: str
+    kind: str
+    parameters: str
+    """A JSON object: those of its run, flat and without secrets."""
+    predicted: str
+    """A JSON list: what the owner of the job did not state."""
+
+
+@in_table("predictions")
+class Predicted(Fact):
+    """A need of a job was predicted."""
+
+    job_id: str
+    time: float
+    quantity: str
+    """memory_mb or seconds."""
+    device_model: str
+    """Empty for any."""
+    value: float
+    upper: float
+    how: str
+    version: str = ""
+    detail: str = ""
+
+
+@in_table("memory_peaks")
+class MemoryPeak(AttemptFact):
+    """The most memory that an attempt used on a device."""
+
+    device_id: str
+    peak_mb: float
+    source: str
+    """nvml or reported."""
+
+
+@in_table("progress_reports")
+class ProgressReported(AttemptFact):
+    """The output of an attempt told how far it is."""
+
+    time: float
+    fraction: float
+    remaining_s: float
+    source: str

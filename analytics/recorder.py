@@ -36,6 +36,7 @@ class Recorder:
     """Records facts; one per process. Any thread may call any method, and none of them raises."""
 
     def __init__(self, database: Path, spool: Path, drain_every: float = 2.0) -> None:
+        self.database = database
         self._spool = Spool(spool)
         self._warehouse = Warehouse(database)
         self._drain_every = drain_every

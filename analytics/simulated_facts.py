@@ -28,6 +28,8 @@ from gpu_flows.analytics.facts import (
     Fact,
     JobEnded,
     JobSubmitted,
+    NodeSeen,
+    Offered,
 )
 from gpu_flows.analytics.warehouse import Warehouse
 from gpu_flows.schedulers.model import all_devices
@@ -88,6 +90,10 @@ def list_facts(simulation: Simulation, policy: str, experiment: Experiment, now:
     label = policy.replace(",", "+")  # options accept lists of pools, separated by commas
     pool = f"sim:{label}@{_digest(*map(_outcome, simulation.jobs))}"
     yield ExperimentRan(experiment.name, now, experiment.description)
+    first = min((job.arrival.job.submitted for job in simulation.jobs), default=0.0)
+    for node in simulation.nodes:
+        yield NodeSeen(first, pool, node.name, node.rack)
+    # Devices count from the first job that ended, as in the summary: those of other jobs were not used.
     submitted = [job.arrival.job.submitted for job in simulation.jobs if job.ended is not None]
     opened = min(submitted, default=0.0)
     for device in all_devices(simulation.nodes):
@@ -99,7 +105,11 @@ def list_facts(simulation: Simulation, policy: str, experiment: Experiment, now:
     decider = f"{policy} (failed)" if simulation.policy_error else policy
     memory = {result.arrival.job.id: result.arrival.job.memory_mb for result in simulation.jobs}
     for attempt in simulation.attempts:
-        yield from _attempt_facts(attempt, pool, decider, memory[attempt.job_id])
+        yield from _attempt_facts(
+            attempt, pool, decider, memory[attempt.job_id], has_network=bool(simulation.network)
+        )
+    for time, offer in simulation.offers:
+        yield Offered.of(offer, f"{pool}/{offer.job.id}", pool, decider, time)
 
 
 def _job_facts(result: JobResult, pool: str, experiment: str) -> Iterator[Fact]:
@@ -112,7 +122,9 @@ def _job_facts(result: JobResult, pool: str, experiment: str) -> Iterator[Fact]:
         yield JobEnded(job_id, job.submitted, "refused", str(result.reason))
 
 
-def _attempt_facts(attempt: Attempt, pool: str, policy: str, memory_mb: int) -> Iterator[Fact]:
+def _attempt_facts(
+    attempt: Attempt, pool: str, policy: str, memory_mb: int, has_network: bool
+) -> Iterator[Fact]:
     job_id, number, started = f"{pool}/{attempt.job_id}", attempt.number, attempt.started
     nodes = json.dumps(list(dict.fromkeys(device.node for device in attempt.devices)))
     yield AttemptStarted(job_id, number, policy, RUNTIME, nodes, started, started)
@@ -120,7 +132,14 @@ def _attempt_facts(attempt: Attempt, pool: str, policy: str, memory_mb: int) -> 
         reserved = memory_mb or device.memory_mb
         yield Allocated(job_id, number, f"{pool}/{device.id}", device.node, reserved, started)
     exit_code = 0 if attempt.outcome == "completed" else None
-    yield AttemptEnded(job_id, number, attempt.ended, attempt.outcome, exit_code)
+    yield AttemptEnded(
+        job_id,
+        number,
+        attempt.ended,
+        attempt.outcome,
+        exit_code,
+        comm_s=attempt.comm_s if has_network else None,
+    )
 
 
 def _inputs(arrival: Arrival) -> object:

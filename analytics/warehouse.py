@@ -30,7 +30,12 @@ ATTACH_EVERY_S = 0.05
 
 
 class WarehouseError(Exception):
-    """The file cannot be written now. The message says why and what to do."""
+    """The file cannot be written now. The message says why and what to do; `problem` is the message without
+    what becomes of the facts in the spool."""
+
+    def __init__(self, problem: str, consequence: str = "") -> None:
+        super().__init__(f"{problem} {consequence}".strip())
+        self.problem = problem
 
 
 class Warehouse:
@@ -156,12 +161,12 @@ class Warehouse:
     def _cannot_write(self, error: Exception) -> WarehouseError:
         if _is_lock_conflict(error):
             return WarehouseError(
-                f"{self.database} is in use by {_lock_holder(error)}; facts wait in the spool until then."
+                f"{self.database} is in use by {_lock_holder(error)}.", "Facts wait in the spool until then."
             )
         advice = " Free some space or fix its permissions." if _is_disk_problem(error) else ""
         return WarehouseError(
-            f"The warehouse cannot be written: {_first_line(error).rstrip('.')}.{advice}"
-            " Facts wait in the spool and are loaded when it can be."
+            f"The warehouse cannot be written: {_first_line(error).rstrip('.')}.{advice}",
+            "Facts wait in the spool and are loaded when it can be.",
         )
 
 

@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
-from common import Goal, arguments, carry_out, conclude, say
+from common import Goal, log_progress, make_parser, report, run_benchmark
 from torch import nn
 
 from gpu_flows.training.adam import Adam
@@ -135,13 +135,13 @@ def resumes_exactly(model: str, size: int, make: Callable[[nn.Module], Any]) -> 
 
 
 def main() -> int:
-    parser = arguments(__doc__ or "", 7, "rounds, in each of which every variant has one turn")
+    parser = make_parser(__doc__ or "", 7, "rounds, in each of which every variant has one turn")
     parser.add_argument("--models", default=",".join(models.names()), help="names, by commas")
     parser.add_argument("--size", type=int, default=1)
     options = parser.parse_args()
     torch.set_num_threads(1)
 
-    say("start of a process")
+    log_progress("start of a process")
     starts = measure_starts(options.runs)
     show("start of a process", VARIANTS)
     show("  CPU seconds", [f"{starts[variant][0]:.2f}" for variant in VARIANTS])
@@ -150,7 +150,7 @@ def main() -> int:
     details: dict[str, Any] = {"start": starts}
 
     for model in options.models.split(","):
-        say(model)
+        log_progress(model)
         passes, optimizers = measure_steps(model, options.size, options.runs)
         steps = {variant: passes + seconds for variant, seconds in optimizers.items()}
         exact = {variant: resumes_exactly(model, options.size, make) for variant, make in VARIANTS.items()}
@@ -164,7 +164,7 @@ def main() -> int:
         cheapest = min(seconds for variant, seconds in totals.items() if variant != "ours")
         goals.append(Goal(f"{model}: {default_steps} steps, ours / torch", totals["ours"] / cheapest, 1.0))
         details[model] = {"passes": passes, "optimizers": optimizers, "resumes_exactly": exact}
-    return conclude(goals, details, options.json)
+    return report(goals, details, options.json)
 
 
 def count_default_steps() -> int:
@@ -184,4 +184,4 @@ def show(label: str, cells: Iterable[str]) -> None:
 
 
 if __name__ == "__main__":
-    carry_out(main)
+    run_benchmark(main)

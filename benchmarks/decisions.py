@@ -1,10 +1,12 @@
 """How long one plan takes: 10,000 devices, 10,000 waiting jobs, each policy.
 
     python benchmarks/decisions.py [--devices 10000] [--waiting 10000] [--policies NAME,...] [--runs 300]
+        [--span]
 
 The cluster is full when measuring begins; it was filled by a hundred jobs a minute. Every ten seconds a job
 ends or another arrives, and policies are called when they ask to be, as in a live pool. Prints median and p99
-for each policy. Goal: p99 under 10 ms for fifo, round_robin, srtf and tiresias. Exit code 1 if it is missed.
+for each policy. With --span, jobs may span nodes, which are in racks of 16. Goal: p99 under 10 ms for fifo,
+round_robin, srtf, tiresias and dally. Exit code 1 if it is missed.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from __future__ import annotations
 import random
 import time
 
-from common import SPREAD_HEADING, Goal, Spread, arguments, carry_out, conclude, say
+from common import SPREAD_HEADING, Goal, Spread, log_progress, make_parser, report, run_benchmark
 
 from gpu_flows.schedulers.cluster.spec import declare
 from gpu_flows.schedulers.engine import Engine
@@ -21,29 +23,32 @@ from gpu_flows.schedulers.policy import make_policy
 from gpu_flows.schedulers.policy import policies as all_policies
 
 GOAL_MS = 10.0
-HELD_TO_IT = ("fifo", "round_robin", "srtf", "tiresias")
+HELD_TO_IT = ("fifo", "round_robin", "srtf", "tiresias", "dally")
 
 
-def a_job(number: int, chance: random.Random) -> Job:
+def a_job(number: int, chance: random.Random, span: bool) -> Job:
+    gpus = chance.choice((1, 1, 1, 2, 4, 8))
     return Job(
         id=f"{number:06}",
         submitted=float(number),
-        gpus=chance.choice((1, 1, 1, 2, 4, 8)),
+        gpus=gpus,
+        may_span_nodes=span and gpus > 1,
         user=f"user-{chance.randrange(50)}",
         priority=chance.randrange(3),
         expected_s=chance.lognormvariate(8, 1.5),
     )
 
 
-def plans(policy: str, devices: int, waiting: int, runs: int) -> list[float]:
+def plans(policy: str, devices: int, waiting: int, runs: int, span: bool) -> list[float]:
     """Seconds that each plan took."""
     chance = random.Random(0)
-    engine = Engine(declare(f"{devices // 8}x8"), make_policy(policy), can_preempt=True)
+    cluster = f"{devices // 8}x8{'@16' if span else ''}"
+    engine = Engine(declare(cluster), make_policy(policy), can_preempt=True)
     numbers = iter(range(10_000_000))
     now = 0.0
     while len(engine.waiting) < waiting:  # filling up, a hundred jobs a minute, is not measured
         for _ in range(20):
-            engine.submit(a_job(next(numbers), chance))
+            engine.submit(a_job(next(numbers), chance, span))
         now += 12.0
         engine.tick(now)
     took = []
@@ -51,7 +56,7 @@ def plans(policy: str, devices: int, waiting: int, runs: int) -> list[float]:
     for run in range(runs):
         if now >= event_at:
             if run % 2:
-                engine.submit(a_job(next(numbers), chance))
+                engine.submit(a_job(next(numbers), chance, span))
             elif engine.running:
                 engine.ended(chance.choice(list(engine.running)))
             event_at += 10.0
@@ -65,25 +70,26 @@ def plans(policy: str, devices: int, waiting: int, runs: int) -> list[float]:
 
 
 def main() -> int:
-    parser = arguments(__doc__ or "", 300, "plans measured for each policy")
+    parser = make_parser(__doc__ or "", 300, "plans measured for each policy")
     for option in ("--devices", "--waiting"):
         parser.add_argument(option, type=int, default=10_000)
     parser.add_argument("--policies", default=",".join(sorted(all_policies())), help="names, by commas")
+    parser.add_argument("--span", action="store_true", help="jobs may span nodes, which are in racks of 16")
     asked = parser.parse_args()
     goals: list[Goal] = []
     details: dict[str, dict[str, float]] = {}
     print(f"{asked.devices:,} devices, at least {asked.waiting:,} waiting; milliseconds for one plan")
     print(f"{'policy':<16}{'p99':>8} {SPREAD_HEADING}")
     for policy in asked.policies.split(","):
-        say(policy)
-        took = sorted(plans(policy, asked.devices, asked.waiting, asked.runs))
+        log_progress(policy)
+        took = sorted(plans(policy, asked.devices, asked.waiting, asked.runs, asked.span))
         p99 = took[min(len(took) - 1, round(0.99 * (len(took) - 1)))]
         print(f"{policy:<16}{p99 * 1e3:>8.2f} {Spread.of(took).text(1e3)}")
         details[policy] = {"p99_ms": p99 * 1e3, "median_ms": took[len(took) // 2] * 1e3}
         if policy in HELD_TO_IT:
             goals.append(Goal(f"{policy}: p99 of a plan", p99 * 1e3, GOAL_MS, " ms"))
-    return conclude(goals, details, asked.json)
+    return report(goals, details, asked.json)
 
 
 if __name__ == "__main__":
-    carry_out(main)
+    run_benchmark(main)

@@ -30,6 +30,7 @@ from gpu_flows.runtimes.attempt_store import AttemptStore
 from gpu_flows.runtimes.base import Container, Launch
 from gpu_flows.runtimes.docker.container_spec import container_name, create_arguments
 from gpu_flows.runtimes.docker.host import Host, connect
+from gpu_flows.runtimes.docker.mounts import OpenMounts
 from gpu_flows.runtimes.docker.output import LogLine
 from gpu_flows.runtimes.docker.runtime import DockerRuntime
 from gpu_flows.schedulers.model import Device, Job
@@ -92,7 +93,7 @@ async def ours(runtime: DockerRuntime, launch: Launch) -> float:
 
 def bare(api: APIClient, host: Host, launch: Launch) -> float:
     """Measure a launch through the SDK. Building the arguments does not count."""
-    arguments = create_arguments(api, launch, "benchmark", host, ContainerRules())
+    arguments = create_arguments(api, launch, "benchmark", host, ContainerRules(), OpenMounts((), ""))
     began = time.perf_counter()
     created = api.create_container(**arguments)
     api.start(created["Id"])

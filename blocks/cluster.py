@@ -8,14 +8,17 @@ from typing import Any, Literal
 from prefect.blocks.core import Block
 from pydantic import Field, HttpUrl, model_validator
 
+from gpu_flows.blocks.base import PoolForm
 from gpu_flows.blocks.docker import LOCAL, ContainerRules, DockerHost
-from gpu_flows.common.forms import Form
-from gpu_flows.common.urls import BLOCK_LOGO_URL, documentation_url
-from gpu_flows.schedulers.cluster.spec import DEFAULT_RACK, NodeGroup, build_nodes, parse_spec
-from gpu_flows.schedulers.model import Node
+from gpu_flows.common.forms import StrictForm
+from gpu_flows.common.urls import documentation_url
+from gpu_flows.schedulers.cluster.device_links import parse_links
+from gpu_flows.schedulers.cluster.spec import NodeGroup, build_nodes, parse_spec
+from gpu_flows.schedulers.model import DEFAULT_RACK, Node
+from gpu_flows.schedulers.network.tables import REALISTIC
 
 
-class DeclaredNodes(Form):
+class DeclaredNodes(StrictForm):
     """Nodes of one kind."""
 
     count: int = Field(default=1, ge=1, le=10_000, title="Nodes")
@@ -36,6 +39,15 @@ class DeclaredNodes(Form):
     rack_size: int = Field(default=0, ge=0)
     """Nodes to a rack, if they fill several; 0 if they share one."""
 
+    links: str = ""
+    """Which devices of a node are linked: nvlink, switch or numa with the size of the groups, such as
+    'nvlink:2, numa:4'. Empty if all are linked alike."""
+
+    @model_validator(mode="after")
+    def _check_links(self) -> DeclaredNodes:
+        parse_links(self.links, self.gpus)
+        return self
+
     @classmethod
     def of(cls, kind: NodeGroup) -> DeclaredNodes:
         """Return the form of a parsed kind of node."""
@@ -46,15 +58,18 @@ class DeclaredNodes(Form):
             memory_gb=kind.memory_mb / 1024,
             rack=kind.rack,
             rack_size=kind.rack_size,
+            links=kind.links,
         )
 
     def kind(self) -> NodeGroup:
         """Return the kind of node that the form describes."""
         memory_mb = round(1024 * self.memory_gb)
-        return NodeGroup(self.count, self.gpus, self.model, memory_mb, self.rack_size, self.rack)
+        return NodeGroup(
+            self.count, self.gpus, self.model, memory_mb, self.rack_size, self.rack, links=self.links
+        )
 
 
-class GpuCluster(Form, Block):
+class GpuCluster(PoolForm, Block):
     """
     The devices of a pool, and what runs jobs on them. Devices are the machine's real GPUs, or a declared
     cluster on which jobs really run, on the CPU. Jobs run as processes on the worker's machine, or in
@@ -74,11 +89,17 @@ class GpuCluster(Form, Block):
     _block_type_slug = "gpu-cluster"
     _block_schema_capabilities = ["gpu-inventory"]
     _documentation_url = HttpUrl(documentation_url("blocks"))
-    _logo_url = HttpUrl(BLOCK_LOGO_URL)
 
     devices: Literal["auto", "real", "declared"] = "auto"
     """Where devices come from: 'real' uses the GPUs that NVML finds, 'declared' the nodes below, 'auto' is
     real where NVML finds GPUs and declared otherwise."""
+
+    real_gpus: list[str] = Field(default_factory=list, title="Real GPUs")
+    """Use only these real GPUs of the worker's machine, by index or UUID, to divide them among pools. Empty
+    uses all that no other pool has."""
+
+    rack: str = Field(default=DEFAULT_RACK, title="Rack of the real GPUs")
+    """The rack of the worker's machine, for its real GPUs."""
 
     nodes: list[DeclaredNodes] = Field(default=[DeclaredNodes(count=3)], title="Declared nodes")
     """The nodes of a declared cluster, by kind."""
@@ -92,6 +113,13 @@ class GpuCluster(Form, Block):
 
     containers: ContainerRules = Field(default_factory=ContainerRules)
     """What jobs in containers may request."""
+
+    network: str = Field(default=REALISTIC, title="Network table", min_length=1)
+    """What policies that weigh the network are told of it: 'realistic', 'dally', or the path of a YAML file
+    with your own figures on the worker's machine."""
+
+    drained: list[str] = Field(default_factory=list, title="Drained nodes")
+    """Names of nodes on which no job starts, for example before maintenance. Running jobs go on."""
 
     @model_validator(mode="after")
     def _check_hosts(self) -> GpuCluster:

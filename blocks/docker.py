@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import socket
 from typing import Literal
 from urllib.parse import urlsplit
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import ConfigDict, Field, field_validator, model_validator
 
-from gpu_flows.common.forms import Form
-from gpu_flows.schedulers.cluster.spec import DEFAULT_RACK
-from gpu_flows.schedulers.model import Device, Node
+from gpu_flows.common.forms import StrictForm
+from gpu_flows.schedulers.cluster.device_links import parse_links
+from gpu_flows.schedulers.cluster.spec import NodeGroup
+from gpu_flows.schedulers.model import DEFAULT_RACK, Node
 
 LOCAL = "local"
 
 
-class DockerHost(Form):
+class DockerHost(StrictForm):
     """A machine with a Docker engine. It is one node of the cluster."""
 
     name: str = Field(default=LOCAL, pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$")
@@ -42,6 +44,14 @@ class DockerHost(Form):
     rack: str = DEFAULT_RACK
     """The rack of the machine."""
 
+    links: str = ""
+    """Which declared devices are linked, such as 'nvlink:2, numa:4'. The links of real ones are read from
+    the driver."""
+
+    address: str = Field(default="", title="Address for jobs")
+    """The name or IP address under which jobs on other machines reach this one. Empty means the machine in
+    the address above."""
+
     gpu_access: Literal["auto", "nvidia", "cdi", "variable"] = "auto"
     """How a container gets its devices: 'nvidia' by a device request, 'cdi' by CDI names, 'variable' by
     NVIDIA_VISIBLE_DEVICES alone; 'auto' by what the host offers."""
@@ -56,6 +66,8 @@ class DockerHost(Form):
                 f"{self.url} is tcp without TLS: anyone who can reach that port is root on the machine. Set "
                 "the TLS directory (ca.pem, cert.pem, key.pem), or 'insecure' to allow it"
             )
+        if self.gpus:
+            parse_links(self.links, self.gpus)
         return self
 
     @classmethod
@@ -78,18 +90,22 @@ class DockerHost(Form):
         """Whether the engine is on the worker's machine and sees the same files."""
         return not self.url or self.url.startswith("unix:")
 
+    @property
+    def job_address(self) -> str:
+        """Where jobs on other machines reach this one."""
+        return self.address or urlsplit(self.url).hostname or socket.gethostname()
+
     def declared_node(self) -> Node:
         """Return the node with its declared devices."""
         memory_mb = round(1024 * self.memory_gb)
-        devices = (
-            Device(f"SIM-{self.name}-{index}", self.name, index, self.model, memory_mb)
-            for index in range(self.gpus)
-        )
-        return Node(self.name, tuple(devices), self.rack)
+        kind = NodeGroup(1, self.gpus, self.model, memory_mb, links=self.links)
+        return kind.make_node(self.name, self.rack)
 
 
-class ContainerRules(Form):
+class ContainerRules(StrictForm):
     """What jobs in containers may request. Job variables can request less, never more."""
+
+    model_config = ConfigDict(title="Containers")
 
     images: list[str] = Field(default=["*"], title="Allowed images")
     """Names of images. An asterisk stands for any characters; an asterisk alone allows every image."""

@@ -1,52 +1,53 @@
-"""The GPU Scheduler block: which policy decides, with which options, editable while jobs run."""
+"""The GPU Scheduler block: which policy decides, with which options, editable while jobs run.
+
+The form is a menu of policies and one section of options per policy, not a choice between forms (a union).
+Prefect's V1 UI leaves out values that equal their defaults, and a whole union if the chosen form is as it was
+offered: nothing tells which one was chosen. The menu has no default in the schema, so every UI sends it. A
+section or an option that is left out has its defaults.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, Union
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Literal
 
 from prefect.blocks.core import Block
-from pydantic import Field, HttpUrl, create_model
+from pydantic import ConfigDict, Field, GetJsonSchemaHandler, HttpUrl, create_model, model_validator
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
 
+from gpu_flows.blocks.base import PoolForm
 from gpu_flows.common.forms import Form
-from gpu_flows.common.urls import BLOCK_LOGO_URL, documentation_url
-from gpu_flows.schedulers.policy import Options, Policy, make_policy, policies
+from gpu_flows.common.urls import documentation_url
+from gpu_flows.schedulers.policy import Policy, make_policy, policies
+from gpu_flows.schedulers.policy_choice import read_choice, write_choice
+from gpu_flows.schedulers.prediction.options import PredictionOptions
 from gpu_flows.schedulers.protection import Protection
 
 DEFAULT_POLICY = "fifo"
 
 
-def _make_form(policy: type[Policy]) -> type[Options]:
-    """Return the policy's options, preceded by its name: one tab of the block's form.
-
-    The name selects the tab when a saved block is read. Without a distinct literal in each tab, Prefect
-    silently loads the first one.
-    """
-    name: Any = Literal[policy.name]
-    return create_model(
-        policy.name,
-        __base__=policy.Options,
-        __doc__=policy.rule(),
-        name=(
-            name,
-            Field(
-                default=policy.name,
-                title="Name",
-                description="The policy of this tab.",
-                json_schema_extra={"enum": [policy.name]},  # the UI shows a menu, so it cannot be mistyped
-            ),
-        ),
-    )
+def _make_section(policy: type[Policy]) -> Any:
+    """Return the field with the policy's options: a section of the form, which the policy's rule heads."""
+    section = create_model(policy.name, __base__=policy.Options, __doc__=policy.rule())
+    return (section, Field(default_factory=section, title=policy.name, description=policy.rule()))
 
 
-FORMS = {name: _make_form(policy) for name, policy in policies().items()}
+class _Sections(Form):
+    model_config = ConfigDict(title="Options of each policy")
+
+
+SECTIONS = {name: _make_section(policy) for name, policy in policies().items()}
 
 if TYPE_CHECKING:
-    PolicyForm = Options
+    PolicyName = str
+    PolicyOptions = Form
 else:
-    PolicyForm = Union[tuple(FORMS.values())]  # noqa: UP007
+    PolicyName = Literal[tuple(SECTIONS)]
+    PolicyOptions = create_model("PolicyOptions", __base__=_Sections, **SECTIONS)
 
 
-class GpuScheduler(Form, Block):
+class GpuScheduler(PoolForm, Block):
     """
     The policy that decides which waiting job starts next, and on which devices. A saved change takes effect
     within a second. Nothing is restarted, and running jobs are not affected.
@@ -65,15 +66,38 @@ class GpuScheduler(Form, Block):
     _block_type_slug = "gpu-scheduler"
     _block_schema_capabilities = ["gpu-schedule"]
     _documentation_url = HttpUrl(documentation_url("blocks"))
-    _logo_url = HttpUrl(BLOCK_LOGO_URL)
 
-    policy: PolicyForm = Field(default_factory=lambda: FORMS[DEFAULT_POLICY]())
-    """The policy that decides, with its options."""
+    policy: PolicyName = Field(default=DEFAULT_POLICY)
+    """The policy that decides. Its rule and its options are in the section of its name below."""
 
     protection: Protection = Field(default_factory=Protection)
     """Which jobs the policy may not stop, even if it preempts."""
 
+    prediction: PredictionOptions = Field(default_factory=PredictionOptions)
+    """What is predicted of jobs whose owners do not state it."""
+
+    options: PolicyOptions = Field(default_factory=PolicyOptions)
+    """Only the section of the chosen policy counts. The others are kept for when their policy is chosen."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_older_shape(cls, saved: Any) -> Any:
+        if isinstance(saved, Mapping) and isinstance(saved.get("policy"), Mapping):
+            return write_choice(saved, *read_choice(saved))
+        return saved
+
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        schema = super().__get_pydantic_json_schema__(core_schema, handler)
+        fields = handler.resolve_ref_schema(schema)
+        del fields["properties"]["policy"]["default"]  # so that the V1 UI always sends it
+        fields["required"] = ["policy"]
+        return schema
+
     def use(self, name: str, **options: Any) -> GpuScheduler:
         """Return this block with another policy. Raises PolicyError for an unknown name or option."""
         make_policy(name, options)
-        return GpuScheduler(policy=FORMS[name](**options), protection=self.protection)
+        saved = self.model_dump(include={"policy", "protection", "prediction", "options"})
+        return GpuScheduler(**write_choice(saved, name, options))

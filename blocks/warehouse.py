@@ -5,11 +5,11 @@ from __future__ import annotations
 from prefect.blocks.core import Block
 from pydantic import Field, HttpUrl
 
-from gpu_flows.common.forms import Form
-from gpu_flows.common.urls import BLOCK_LOGO_URL, documentation_url
+from gpu_flows.blocks.base import PoolForm
+from gpu_flows.common.urls import documentation_url
 
 
-class Warehouse(Form, Block):
+class Warehouse(PoolForm, Block):
     """
     Where every fact about jobs, devices and decisions is stored: a DuckDB file that any number of people can
     query while jobs run. A changed path takes effect when the worker starts again.
@@ -28,7 +28,6 @@ class Warehouse(Form, Block):
     _block_type_slug = "gpu-warehouse"
     _block_schema_capabilities = ["gpu-facts"]
     _documentation_url = HttpUrl(documentation_url("blocks"))
-    _logo_url = HttpUrl(BLOCK_LOGO_URL)
 
     path: str = Field(default="", title="Database file")
     """Path of the DuckDB file. Empty means warehouse.duckdb in the gpu-flows home folder."""

@@ -10,10 +10,11 @@ from __future__ import annotations
 import gc
 import importlib
 import logging
+import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
 
 CACHE_ENVIRONMENT_S = 30.0
+MOST_CAUSES = 100  # of an error; they may form a circle
+ENGINES = ("FlowRunEngine", "AsyncFlowRunEngine")
 
 
 def find_missing_names() -> list[str]:
@@ -47,6 +50,64 @@ def announced_intent() -> str:
     string."""
     get_intent = _lookup("prefect._internal.control_listener", "get_intent")
     return str(get_intent() or "") if get_intent else ""
+
+
+# -- a run that is out of GPU memory ----------------------------------------------------------
+
+
+def leave_unreported(run_id: str, applies: Callable[[str], bool]) -> None:
+    """Let the engine in this process end without a report if the run fails with an error to which, or to
+    whose cause, this applies: its worker then lets the run wait again. Without the names, the run is Failed
+    until the worker corrects that, and has used up its retries."""
+    signalled = _lookup("prefect.exceptions", "TerminationSignal")
+
+    def wrap(handle: Callable[..., Any]) -> Callable[..., Any]:
+        def handle_exception(engine: Any, error: Exception, *args: Any, **options: Any) -> Any:
+            is_root = str(engine.flow_run.id) == run_id
+            if is_root and any(applies(f"{type(cause).__name__}: {cause}") for cause in _causes(error)):
+                announce_intent("reschedule")
+                raise signalled(signal.SIGTERM)
+            return handle(engine, error, *args, **options)
+
+        return handle_exception
+
+    for engine in (_lookup("prefect.flow_engine", name) for name in ENGINES):
+        if signalled and hasattr(engine, "handle_exception"):
+            engine.handle_exception = wrap(engine.handle_exception)
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    """Return the error, the one that it was raised from, and so on."""
+    for _ in range(MOST_CAUSES):
+        if error is None:
+            return
+        yield error
+        error = error.__cause__
+
+
+# -- the log of a failed run ------------------------------------------------------------------
+
+
+class LogErrorsOnce(logging.Filter):
+    """Drops a traceback that the run's log already contains. Prefect's engine logs the error of a flow when
+    it occurs, and again when the process ends. A failed state that the flow returned itself, with a message,
+    needs no traceback at all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._logged: BaseException | None = None
+
+    @classmethod
+    def install(cls) -> None:
+        logging.getLogger("prefect.flow_runs").addFilter(cls())
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        error = record.exc_info[1] if record.exc_info else None
+        if error is None:
+            return True
+        repeated = error is self._logged or type(error).__name__ == "FailedRun"
+        self._logged = error
+        return not repeated
 
 
 # -- loading a flow's code --------------------------------------------------------------------
@@ -195,6 +256,11 @@ _PRIVATE_NAMES: list[tuple[str, Callable[[], object], str]] = [
         "prefect._internal.control_listener.get_intent",
         lambda: _lookup("prefect._internal.control_listener", "get_intent"),
         "a `command` run that finishes while it is being preempted runs again",
+    ),
+    (
+        "FlowRunEngine.handle_exception",
+        lambda: all(hasattr(_lookup("prefect.flow_engine", name), "handle_exception") for name in ENGINES),
+        "a flow that runs out of GPU memory is Failed for a moment before it waits for more",
     ),
     (
         "BaseJobConfiguration._base_environment",

@@ -3,48 +3,43 @@
 Two drivers use it, a live one with the real clock and a simulated one with an event heap. They report
 what happened (submit, started, ended ...) and then call `tick`, which lets the policy plan once for all
 of it and returns the actions to carry out. Every move of a plan is checked as it is made. If a policy
-raises or tries an invalid move, its plan is rolled back and FIFO decides until the policy is swapped.
+raises, exits or tries an invalid move, its plan is rolled back and FIFO decides until the policy is swapped.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from traceback import walk_tb
 
 from gpu_flows.schedulers.cluster.state import Cluster
 from gpu_flows.schedulers.model import (
     NO_PROGRESS,
+    Action,
     Device,
     Job,
     Node,
+    Offer,
     Plan,
-    Preempt,
     Progress,
     Reason,
+    Refuse,
     Running,
     Start,
 )
+from gpu_flows.schedulers.network.shape import NetworkSlowdown, no_slowdown
+from gpu_flows.schedulers.offer_log import Declined, OfferLog
 from gpu_flows.schedulers.plan_draft import Draft, InvalidMove, ProtectedJob
 from gpu_flows.schedulers.policies.fifo import Fifo
-from gpu_flows.schedulers.policy import Policy, Speed, State, linear
+from gpu_flows.schedulers.policy import Policy, PolicyFailed, Slowdown, Speed, State, linear
+from gpu_flows.schedulers.prediction.gavel_pairs import gavel_slowdown
 from gpu_flows.schedulers.protection import UNPROTECTED, Protection
-from gpu_flows.schedulers.reasons import Availability, find_refusal
+from gpu_flows.schedulers.reasons import explain_queue, find_refusal
 from gpu_flows.schedulers.running_order import RunningOrder
 from gpu_flows.schedulers.waiting_queue import WaitingQueue
 
-
-@dataclass(frozen=True, slots=True)
-class Refuse:
-    """Reject a job that can never run here, for this reason."""
-
-    job: Job
-    reason: Reason
-
-
-Action = Start | Preempt | Refuse
+FAILURES = (Exception, SystemExit)  # what a policy may raise without harm to others
 
 # An error that these raise is reported with the line of the policy that called them.
 _CORE = {__name__, *(each.__module__ for each in (Draft, WaitingQueue, RunningOrder))}
@@ -58,6 +53,8 @@ class Engine:
         can_preempt: bool = False,
         speed: Speed = linear,
         protection: Protection = UNPROTECTED,
+        slowdown: Slowdown = gavel_slowdown,
+        network: NetworkSlowdown = no_slowdown,
     ) -> None:
         self.cluster = Cluster(nodes)
         self.policy = policy
@@ -65,12 +62,24 @@ class Engine:
         self.policy_error = ""  # why FIFO decides in the policy's place, until it is swapped
         self.running: dict[str, Running] = {}
         self.wake_at: float | None = None
+        self.offers: tuple[Offer, ...] = ()  # that the last plan made and that were no repetitions
+        self._offer_log = OfferLog()
         self._fallback: Policy = Fifo()
         self._queue = WaitingQueue(policy)
         self._running_order = RunningOrder(policy)
         self._draft = Draft(self.cluster, self._queue, self.running, self._running_order, can_preempt)
         self._state = State(
-            0.0, self._queue, self.running, self._running_order, self.cluster, self._draft, can_preempt, speed
+            0.0,
+            self._queue,
+            self.running,
+            self._running_order,
+            self.cluster,
+            self._draft,
+            can_preempt,
+            speed,
+            slowdown,
+            network,
+            self._offer_log,
         )
         self._unchecked: list[Job] = []  # new jobs: whether the cluster could ever hold them is not known yet
         self._changed = True
@@ -86,9 +95,10 @@ class Engine:
             if known == job:
                 return
             progress = self._queue.remove(job.id)
+            self._offer_log.forget(job.id)
         try:
             self._queue.add(job, progress)
-        except Exception as error:  # raised by the policy's rank
+        except FAILURES as error:  # raised by the policy's rank
             self._fall_back(error)
             self._queue.add(job, progress)
         if not progress.attempts:  # a job that ran before was accepted then, and is not refused now
@@ -99,6 +109,7 @@ class Engine:
         """Remove a waiting job that was cancelled, deleted or paused."""
         if job_id in self._queue:
             self._queue.remove(job_id)
+            self._offer_log.forget(job_id)
             self._changed = True
 
     def started(self, job_id: str, now: float, attempt: int) -> None:
@@ -106,6 +117,7 @@ class Engine:
         running = self.running[job_id]
         running.since = running.rated = now
         running.attempt = attempt
+        running.rate = self._network_rate(running.job, running.devices)
         self._rerank(running)
 
     def set_rate(self, job_id: str, now: float, rate: float, pause_s: float = 0.0) -> None:
@@ -115,12 +127,21 @@ class Engine:
         running.rate, running.rated = rate, now + pause_s
         self._rerank(running)
 
+    def expect(self, job_id: str, now: float, remaining_s: float) -> None:
+        """Set how long a running job will still take, as its progress shows."""
+        running = self.running.get(job_id)
+        if running:
+            running.job = running.job.expecting(running.work(now) + remaining_s * running.rate)
+            self._rerank(running)
+            self._changed = True
+
     def ended(self, job_id: str) -> None:
         """Release the devices of a job that finished, failed or could not be launched."""
         running = self.running.pop(job_id, None)
         if running:
             self._running_order.remove(job_id)
             self.cluster.release(running.job)
+            self._offer_log.forget(job_id)
             self._changed = True
 
     def requeue(self, job_id: str, progress: Progress | None = None) -> None:
@@ -155,18 +176,33 @@ class Engine:
         self.withdraw(job.id)
         held = tuple(state.device for state in states)
         self.cluster.allocate(job, held)
-        running = Running(job, held, since, attempt, self.policy.name, before, rated=since)
+        rate = self._network_rate(job, held)
+        running = Running(job, held, since, attempt, self.policy.name, before, rate, rated=since)
         self.running[job.id] = running
         self._rerank(running)
         return True
+
+    def _network_rate(self, job: Job, devices: tuple[Device, ...]) -> float:
+        """Return how much of its work a job does in a second, if the network alone slows it down."""
+        return 1 / self._state.network(job, self.cluster.shape(devices))
 
     def swap(self, policy: Policy) -> None:
         """Let another policy decide from now on. Running jobs go on."""
         self.policy, self.policy_error = policy, ""
         try:
             self._order_by(policy)
-        except Exception as error:
+        except FAILURES as error:
             self._fall_back(error)
+        self._changed = True
+
+    def set_slowdown(self, slowdown: Slowdown) -> None:
+        """Set how much jobs on one device slow each other down, as far as it is known from now on."""
+        self._state.slowdown = slowdown
+        self._changed = True
+
+    def set_network(self, network: NetworkSlowdown) -> None:
+        """Set how much the network slows jobs down, as far as it is known from now on."""
+        self._state.network = network
         self._changed = True
 
     def set_protection(self, protection: Protection) -> None:
@@ -196,22 +232,34 @@ class Engine:
             state = self.cluster.devices.get(device_id)
             if state is not None and state.utilization != percent:
                 state.utilization = percent
-                self._changed = True
+                self._changed |= self.active_policy.uses_utilization
 
     # -- decisions ----------------------------------------------------------------------------
 
     def tick(self, now: float) -> list[Action]:
         """Return the actions to carry out now. If nothing changed since the last call this costs nothing."""
+        self.offers = ()
         if not self._changed and (self.wake_at is None or now < self.wake_at):
             return []
         self._changed, self.wake_at = False, None
         actions = self._check_new(now) if self._unchecked else []
         if len(self._queue) or self.active_policy.moves_running:
-            plan = self._plan(now)
-            self.wake_at = self._next_wake(now, plan.wake_at)
-            actions += plan.preempts
-            actions += plan.starts
+            plan = self.make_plan(now)
+            actions += [*plan.preempts, *plan.starts]
         return actions
+
+    def make_plan(self, now: float) -> Plan:
+        """Let the policy plan, whether anything changed or not. New jobs are not checked."""
+        plan = self._plan(now)
+        self.wake_at = self._next_wake(now, plan.wake_at)
+        self.offers = self._offer_log.add(plan.offers, now) if plan.offers else ()
+        for start in plan.starts:
+            self._offer_log.forget(start.job.id)
+        return plan
+
+    def plan_again(self) -> None:
+        """Let the next `tick` plan even if nothing else changes."""
+        self._changed = True
 
     @property
     def active_policy(self) -> Policy:
@@ -222,6 +270,10 @@ class Engine:
     def waiting(self) -> list[Job]:
         """The waiting jobs in arrival order. Callers must not change the list."""
         return self._queue.by_arrival
+
+    @property
+    def waiting_count(self) -> int:
+        return len(self._queue)
 
     @property
     def is_idle(self) -> bool:
@@ -235,17 +287,32 @@ class Engine:
         """Return the progress of a waiting job."""
         return self._queue.progress(job_id)
 
-    def reasons(self, limit: int | None = None) -> Iterator[tuple[Job, Reason]]:
-        """Iterate over the first `limit` waiting jobs in the policy's order, with why each of them waits."""
-        availability: dict[object, Availability] = {}  # by request
-        try:
-            in_order = list(self._queue)
-        except TypeError:  # a policy may return ranks that do not compare, which no plan has met so far
-            in_order = self.waiting
-        for position, job in enumerate(in_order[:limit], start=1):
-            if job.request not in availability:
-                availability[job.request] = Availability(job, self.cluster)
-            yield job, availability[job.request].explain(position)
+    def declined(self, job_id: str) -> Declined | None:
+        """Return the last offer of devices that a waiting job declined."""
+        return self._offer_log.declined(job_id)
+
+    def first_waiting(self, limit: int | None = None) -> list[Job]:
+        """Return the first `limit` waiting jobs in the policy's order."""
+        return self._queue.first(limit)
+
+    def reasons(self, limit: int | None = None, now: float | None = None) -> Iterator[tuple[Job, Reason]]:
+        """Iterate over the first `limit` waiting jobs in the policy's order, with why each of them waits. The
+        cost depends on the limit. With `now`, the reasons say until when running jobs are protected."""
+
+        def foresee(job: Job) -> str:
+            if now is None or not (self.can_preempt and self.active_policy.preempts):
+                return ""
+            behind = self._running_order.behind(self._queue.rank_of(job.id), now)
+            return self.protection.foresee(job, behind, now)
+
+        def why_waiting(job: Job) -> str:
+            try:
+                return self.active_policy.why_waiting(job)
+            except FAILURES:  # a policy that cannot explain itself must not hide why other jobs wait
+                return ""
+
+        jobs, log = self.first_waiting(limit), self._offer_log
+        return explain_queue(jobs, self.cluster, foresee, why_waiting, lambda job: log.describe(job.id, now))
 
     # -- internal -----------------------------------------------------------------------------
 
@@ -264,7 +331,7 @@ class Engine:
                 self._draft.open(now, self.active_policy.name)
                 try:
                     self._draft.start(job, ())
-                except Exception as error:  # raised by the policy's running_rank; the job is started
+                except FAILURES as error:  # raised by the policy's running_rank; the job is started
                     self._fall_back(error)
                 actions.append(Start(job, ()))
         return actions
@@ -273,7 +340,7 @@ class Engine:
         if not self.policy_error:
             try:
                 return self._plan_by_policy(now)
-            except Exception as error:  # an error of a policy must not stop the pool
+            except FAILURES as error:  # an error of a policy must not stop the pool
                 self._fall_back(error)
                 self._draft.rollback()
         return self._plan_by(self._fallback, now)
@@ -315,20 +382,22 @@ class Engine:
         """Update the job's place in the running order after its rate, start or progress changed."""
         try:
             self._running_order.rerank(running)
-        except Exception as error:  # raised by the policy's running_rank
+        except FAILURES as error:  # raised by the policy's running_rank
             self._fall_back(error)
 
-    def _fall_back(self, error: Exception) -> None:
+    def _fall_back(self, error: BaseException) -> None:
         """Let FIFO decide from now on, because of this error of the policy."""
-        self.policy_error = f"{type(error).__name__}: {error}{_locate(error)}"
+        is_complete = isinstance(error, PolicyFailed)
+        self.policy_error = str(error) if is_complete else f"{type(error).__name__}: {error}{_locate(error)}"
         self._order_by(self._fallback)
 
     def _order_by(self, policy: Policy) -> None:
+        self._offer_log.clear()
         self._running_order.order_by(policy, self.running.values())
         self._queue.order_by(policy)
 
 
-def _locate(error: Exception) -> str:
+def _locate(error: BaseException) -> str:
     """Return the line of the policy's own file that led to the error."""
     for frame, line in walk_tb(error.__traceback__):
         if frame.f_globals.get("__name__") not in _CORE:

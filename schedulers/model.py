@@ -15,9 +15,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
+from enum import IntEnum
 from fnmatch import fnmatchcase
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+DEFAULT_RACK = "default"  # of nodes whose rack nobody states
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,15 +34,34 @@ class Device:
     memory_mb: int = 0
 
 
+class DeviceLink(IntEnum):
+    """How closely two devices of a node are connected; a closer connection is greater."""
+
+    NUMA = 1  # both are attached to the same processor
+    SWITCH = 2  # both are behind the same PCIe switches
+    NVLINK = 3
+
+    def __str__(self) -> str:
+        return ("", "NUMA", "PCIe", "NVLink")[self]
+
+
+class LinkGroup(NamedTuple):
+    """Devices of a node, by index, of which every two are linked at least this closely."""
+
+    link: DeviceLink
+    devices: tuple[int, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class Node:
     """A machine and the devices in it, in index order."""
 
     name: str
     devices: tuple[Device, ...]
-    rack: str = "default"
+    rack: str = DEFAULT_RACK
     cpus: float = 0.0  # 0: not counted
     ram_mb: int = 0  # 0: not counted
+    links: tuple[LinkGroup, ...] = ()  # devices in no common group are linked by nothing that is known
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +87,7 @@ class Job:
     preemptible: bool = True  # whether it may be preempted, moved or resized
     cpus: float = 0.0  # on each of its nodes
     ram_mb: int = 0  # on each of its nodes
+    predicted: tuple[str, ...] = ()  # names of the fields above that its owner did not state
     # Everything that decides which devices can serve the job: jobs with equal requests are served by
     # the same devices. Computed once because it is a key in many lookups.
     request: tuple[object, ...] = field(init=False, repr=False, compare=False)
@@ -84,12 +107,22 @@ class Job:
         object.__setattr__(self, "request", request)
 
     def expecting(self, seconds: float | None) -> Job:
-        """Return the same job with another expected duration; much cheaper than dataclasses.replace."""
+        """Return the same job with another expected duration, which counts as predicted if its owner stated
+        none; much cheaper than dataclasses.replace."""
         copy = object.__new__(Job)
         for member in _MEMBERS:
             member.__set__(copy, member.__get__(self))
         object.__setattr__(copy, "expected_s", seconds)
+        if self.expected_s is None and seconds is not None:
+            object.__setattr__(copy, "predicted", (*self.predicted, "expected_s"))
         return copy
+
+    def as_stated(self) -> Job:
+        """Return the job without what was predicted of it."""
+        predicted = self.predicted
+        memory_mb = 0 if "memory_mb" in predicted else self.memory_mb
+        expected_s = None if "expected_s" in predicted else self.expected_s
+        return replace(self, memory_mb=memory_mb, expected_s=expected_s, predicted=()) if predicted else self
 
     @property
     def order(self) -> tuple[int, float, str]:
@@ -221,6 +254,50 @@ class Preempt(NamedTuple):
     running: Running
 
 
+class Refuse(NamedTuple):
+    """Reject a job that can never run here, for this reason."""
+
+    job: Job
+    reason: Reason
+
+
+Action = Start | Preempt | Refuse
+
+
+class Tier(IntEnum):
+    """The widest part of the network through which the devices of a job communicate."""
+
+    NODE = 0
+    RACK = 1
+    CLUSTER = 2
+
+    def __str__(self) -> str:
+        return ("in one node", "in one rack", "across racks")[self]
+
+
+class Offer(NamedTuple):
+    """Devices that a policy offered to a waiting job, which took them or waits for better ones."""
+
+    job: Job
+    tier: Tier  # of the offered devices
+    accepted: bool
+    waited_s: float  # when the offer was made
+    patience_s: float  # how long it declines offers of this tier, from the beginning of its wait
+    slowdown: float = 1.0  # that is expected of the offered devices
+    sensitivity: float = 0.0  # how much the network has hurt the job so far, by the policy's own measure
+
+    def figures(self) -> dict[str, Any]:
+        """Return what is recorded and shown of it, as numbers and texts that JSON can hold."""
+        return {
+            "tier": self.tier.name.lower(),
+            "accepted": self.accepted,
+            "waited_s": self.waited_s,
+            "patience_s": self.patience_s if math.isfinite(self.patience_s) else None,
+            "slowdown": self.slowdown,
+            "sensitivity": self.sensitivity,
+        }
+
+
 class Plan(NamedTuple):
     """What a policy decided: preempt these jobs, then start those, and plan again at `wake_at` at the
     latest."""
@@ -228,6 +305,7 @@ class Plan(NamedTuple):
     starts: tuple[Start, ...] = ()
     preempts: tuple[Preempt, ...] = ()
     wake_at: float | None = None
+    offers: tuple[Offer, ...] = ()
 
 
 def all_devices(nodes: Iterable[Node]) -> list[Device]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 
 from gpu_flows.schedulers.cluster.state import Cluster
-from gpu_flows.schedulers.model import Device, Job, Plan, Preempt, Progress, Running, Start
+from gpu_flows.schedulers.model import Device, Job, Offer, Plan, Preempt, Progress, Running, Start, Tier
 from gpu_flows.schedulers.protection import UNPROTECTED, Protection
 from gpu_flows.schedulers.running_order import RunningOrder
 from gpu_flows.schedulers.waiting_queue import WaitingQueue
@@ -42,6 +42,7 @@ class Draft:
         self._taken: dict[str, tuple[Device, ...]] = {}  # job id -> the devices this plan took from it
         self._started: set[str] = set()  # the jobs that this plan started
         self._wake_at = math.inf
+        self._offers: list[Offer] = []
         self.open(0.0, "")
 
     # -- for policies -------------------------------------------------------------------------
@@ -114,12 +115,22 @@ class Draft:
             raise InvalidMove(f"wake_at({time}) is not later than now ({self.now})")
         self._wake_at = min(self._wake_at, time)
 
+    def note(self, offer: Offer) -> None:
+        """Record that a job took or declined devices, for the history and for `why`. It is no move."""
+        if offer.job.id not in self._queue and offer.job.id not in self._started:
+            raise InvalidMove(f"an offer to job {offer.job.id}, which neither waits nor starts in this plan")
+        if fault := _find_fault(offer):
+            raise InvalidMove(f"the offer to job {offer.job.id}: {fault}")
+        self._offers.append(offer)
+
     def checkpoint(self) -> int:
         """Return a mark of the moves made so far, to which `rollback` can return."""
         return len(self._moves)
 
     def rollback(self, checkpoint: int = 0) -> None:
-        """Undo every move made since the checkpoint, the last one first."""
+        """Undo every move made since the checkpoint, the last one first. An offer whose start is undone was
+        not accepted, and is dropped."""
+        undone: set[str] = set()
         while len(self._moves) > checkpoint:
             running, progress = self._moves[-1]
             job = running.job
@@ -130,12 +141,15 @@ class Draft:
                 self._cluster.release(job)
                 self._started.discard(job.id)
                 self._moves.pop()
+                undone.add(job.id)
             else:
                 self._queue.remove(job.id)
                 self._cluster.allocate(job, running.devices)
                 self._running[job.id] = running
                 self._moves.pop()
                 self._running_order.add(running)
+        if self._offers:
+            self._offers = [each for each in self._offers if not (each.accepted and each.job.id in undone)]
 
     # -- for the engine -----------------------------------------------------------------------
 
@@ -145,6 +159,7 @@ class Draft:
         self._moves.clear()
         self._taken.clear()
         self._started.clear()
+        self._offers.clear()
         self._preempted, self._wake_at = False, math.inf
 
     def close(self) -> Plan:
@@ -152,7 +167,10 @@ class Draft:
         wake_at = self._wake_at if self._wake_at < math.inf else None
         if not self._preempted:
             return Plan(
-                tuple([Start(running.job, running.devices) for running, _ in self._moves]), (), wake_at
+                tuple([Start(running.job, running.devices) for running, _ in self._moves]),
+                (),
+                wake_at,
+                tuple(self._offers),
             )
         stopped, started = self._net_moves()
         self._keep_unmoved(stopped, started)
@@ -163,6 +181,7 @@ class Draft:
             tuple(Start(running.job, running.devices) for running in started.values()),
             tuple(Preempt(running) for running in stopped.values()),
             wake_at,
+            tuple(self._offers),
         )
 
     def _net_moves(self) -> tuple[dict[str, Running], dict[str, Running]]:
@@ -180,10 +199,27 @@ class Draft:
         return stopped, started
 
     def _keep_unmoved(self, stopped: dict[str, Running], started: dict[str, Running]) -> None:
-        """Drop both moves of a job that was stopped and started again on the same devices."""
+        """Drop both moves of a job that was stopped and started again on the same devices, and its offers."""
         for job_id in list(stopped):
             again = started.get(job_id)
             if again and set(again.devices) == set(stopped[job_id].devices):
                 self._running[job_id] = stopped.pop(job_id)
                 self._running_order.rerank(self._running[job_id])
                 del started[job_id]
+                self._offers = [offer for offer in self._offers if offer.job.id != job_id]
+
+
+def _find_fault(offer: Offer) -> str:
+    """Return which field of the offer could not be recorded or shown; empty if all can be."""
+    tier: object = offer.tier
+    accepted: object = offer.accepted
+    if not isinstance(tier, Tier):
+        return f"tier is {tier!r} and not a Tier"
+    if not isinstance(accepted, bool):
+        return f"accepted is {accepted!r} and not True or False"
+    figures = offer.waited_s, offer.slowdown, offer.sensitivity
+    if not all(isinstance(figure, (int, float)) and math.isfinite(figure) for figure in figures):
+        return "waited_s, slowdown and sensitivity must be finite numbers"
+    if not isinstance(offer.patience_s, (int, float)) or math.isnan(offer.patience_s):
+        return f"patience_s is {offer.patience_s!r} and not a number; infinity means for ever"
+    return ""

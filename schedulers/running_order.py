@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator
+from itertools import takewhile
 from typing import Any, NamedTuple, Protocol
 
 from gpu_flows.schedulers.model import Running
@@ -97,6 +98,10 @@ class RunningOrder:
                 last[0], last[1] = _full_rank(lane, entries[index - 1], now), index - 1
             else:
                 ends.remove(last)
+
+    def behind(self, rank: Any, now: float) -> Iterator[Running]:
+        """Iterate over the jobs that come after a waiting job of this rank, the last one first."""
+        return (running for _, running in takewhile(lambda each: rank < each[0], self.last_first(now)))
 
     def _insert(self, running: Running, rank: RunningRank) -> None:
         job = running.job

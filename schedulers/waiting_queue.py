@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from heapq import heapify, heappop, heappush, heapreplace, merge
-from itertools import count
+from itertools import count, islice
 from typing import Any, Protocol
 
 from gpu_flows.schedulers.model import NO_PROGRESS, Job, Progress
@@ -79,6 +79,8 @@ class WaitingJobs(Protocol):
 
     @property
     def by_arrival(self) -> list[Job]: ...
+
+    def unordered(self) -> Iterator[Job]: ...
 
     def get(self, job_id: str) -> Job | None: ...
 
@@ -164,6 +166,10 @@ class WaitingQueue:
             self._by_arrival = sorted(jobs, key=lambda job: job.order)
         return self._by_arrival
 
+    def unordered(self) -> Iterator[Job]:
+        """Iterate over the jobs in any order, without the cost of sorting them."""
+        return (entry[2] for entry in self._entries.values())
+
     def get(self, job_id: str) -> Job | None:
         entry = self._entries.get(job_id)
         return entry[2] if entry else None
@@ -207,6 +213,14 @@ class WaitingQueue:
         heads = self._heads(most_gpus)
         groups = [group for _, _, job, group in heads if where is None or where(job)]
         return (entry[2] for entry in merge(*(group.in_order() for group in groups)))
+
+    def first(self, limit: int | None = None) -> list[Job]:
+        """Return the first `limit` jobs in the policy's order, or in arrival order if the ranks that the
+        policy gave do not compare, which no plan has met so far."""
+        try:
+            return list(islice(self.in_order(), limit))
+        except TypeError:
+            return self.by_arrival[:limit]
 
     def _heads(self, most_gpus: int | None) -> list[tuple[Rank, int, Job, Group]]:
         """Return the first entry of each group, and drop the groups that turn out to be empty."""

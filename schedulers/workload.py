@@ -15,6 +15,12 @@ class Arrival:
     job: Job
     duration_s: float  # its run time on exactly the devices it asks for, alone and without interruption
     utilization: float = 100.0  # of each of its devices, in percent
+    memory_mb: int = 0  # what it truly needs on each device; 0: what it states
+
+    @property
+    def true_memory_mb(self) -> int:
+        """What it needs on each device; 0 if that is unknown."""
+        return self.memory_mb or self.job.memory_mb
 
 
 def allow_spanning(arrivals: Iterable[Arrival], wider_than: int = 0) -> list[Arrival]:

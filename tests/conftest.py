@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,10 +23,25 @@ os.environ.update(
     GPU_FLOWS_HOME=f"{_HOME.name}/gpu-flows",
 )
 
-from gpu_flows.bootstrap.local_stack import Stack  # noqa: E402
+# A shell that runs the tests in the background lets them ignore SIGINT, and all they start would inherit it:
+# workers stop by this signal.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
+from environment import EnvironmentalFailure  # noqa: E402
+from quick_stack import QuickStack  # noqa: E402
+
+from gpu_flows.bootstrap.local_stack import Stack, StackTimeout  # noqa: E402
 from gpu_flows.common.retry import wait_until  # noqa: E402
 
 T = TypeVar("T")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    again = terminalreporter.stats.get("rerun", [])
+    if again:
+        terminalreporter.section(f"{len(again)} run again, because a server, engine or browser did not start")
+        for report in again:
+            terminalreporter.line(report.nodeid)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -37,19 +53,41 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def server() -> Iterator[Stack]:
     """A private Prefect server with the gpu-flows plugin."""
     with Stack(Path(_HOME.name) / "server") as stack:
-        stack.start_server()
+        start_server(stack)
         yield stack
+
+
+def start_server(stack: Stack) -> None:
+    try:
+        stack.start_server()
+    except StackTimeout as error:
+        raise EnvironmentalFailure(str(error)) from error
 
 
 @pytest.fixture
 def new_stack(server: Stack, tmp_path: Path) -> Iterator[Callable[..., Stack]]:
     """A function that creates stacks on the shared server, each with its own pool and home. Everything they
     started is stopped when the test ends."""
+    with stacks(server, tmp_path) as make:
+        yield make
+
+
+@pytest.fixture(scope="module")
+def new_shared_stack(
+    server: Stack, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[..., Stack]]:
+    """The same for stacks that the tests of a file share."""
+    with stacks(server, tmp_path_factory.mktemp("stacks")) as make:
+        yield make
+
+
+@contextmanager
+def stacks(server: Stack, folder: Path) -> Iterator[Callable[..., Stack]]:
     with ExitStack() as cleanup:
 
         def make(cluster: str = "1x4:GTX 1080 Ti:11", worker: bool = True, **docker: Any) -> Stack:
             pool = f"pool-{time.time_ns()}"
-            stack = Stack(tmp_path / pool, pool=pool, api_url=server.api_url)
+            stack = QuickStack(folder / pool, pool=pool, api_url=server.api_url)
             cleanup.callback(stack.stop_jobs)
             cleanup.enter_context(stack)
             stack.set_up(cluster, blocks=pool, **docker)

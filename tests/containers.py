@@ -16,8 +16,8 @@ from docker_hosts.daemon import Daemon
 from gpu_flows.blocks import ContainerRules, DockerHost
 from gpu_flows.runtimes.attempt_store import AttemptStore
 from gpu_flows.runtimes.base import Container, End, Launch
-from gpu_flows.runtimes.docker.output import LogLine
 from gpu_flows.runtimes.docker.runtime import DockerRuntime
+from gpu_flows.runtimes.output_buffer import LogLine
 from gpu_flows.schedulers.model import Device, Job
 
 T = TypeVar("T")

@@ -19,7 +19,7 @@ from containers import CollectingSink, make_launch, open_runtime
 
 from gpu_flows.blocks import DockerHost
 from gpu_flows.runtimes.docker import container_start
-from gpu_flows.runtimes.docker.output import LogLine
+from gpu_flows.runtimes.output_buffer import LogLine
 
 
 class FileSink(CollectingSink):

@@ -10,12 +10,15 @@ from pathlib import Path
 from typing import Any, ParamSpec
 from unittest import mock
 
+from fake_lease import FakeLease
+
 from gpu_flows.checkpoints.contract import CHECKPOINTED
 from gpu_flows.dispatch import execution_runner
+from gpu_flows.dispatch.attempt_facts import EndedAttempt
 from gpu_flows.dispatch.dispatcher import Dispatcher
 from gpu_flows.dispatch.gateway import Unreachable
 from gpu_flows.dispatch.job_store import JobStore
-from gpu_flows.runtimes.base import Attempt, End, Found, Intent, Launch
+from gpu_flows.runtimes.base import Attempt, Container, End, Found, Intent, Launch, LaunchCancelled
 from gpu_flows.schedulers.cluster.spec import declare
 from gpu_flows.schedulers.engine import Engine
 from gpu_flows.schedulers.model import Job, Reason, Start
@@ -36,6 +39,17 @@ def in_event_loop(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, N
     return run
 
 
+async def happens(condition: Callable[[], object], patience_s: float = 60.0) -> bool:
+    """Wait until the condition holds. The time limit only has to be long enough for a slow machine."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + patience_s
+    while not condition():
+        if loop.time() > deadline:
+            return False
+        await asyncio.sleep(0.001)
+    return True
+
+
 class FakeRuntime:
     """A runtime without processes. It can be shared by several dispatchers, as processes outlive workers."""
 
@@ -43,17 +57,26 @@ class FakeRuntime:
         self.now = 1000.0
         self.live: dict[str, Attempt] = {}  # by job id
         self.exits: dict[str, asyncio.Future[int | None]] = {}  # by attempt id
+        self.tails: dict[str, str] = {}  # the last lines of the output, by attempt id
+        self.shares: dict[str, int] = {}  # the memory share of each launch, by attempt id
         self.stop_requests: list[tuple[str, Intent]] = []  # attempt id and intent, in order
         self.launched: list[str] = []  # attempt ids, in order
+        self.start_before: list[float] = []  # of each launch
         self.known: dict[str, Found] = {}  # every attempt that has not been forgotten
         self.launch_gate: asyncio.Event | None = None  # launches wait for it
+        self.printed: dict[str, list[str]] = {}  # by attempt id; what `read_output` returns next
+        self.is_careful = False  # it asks at the last moment whether the launch is still wanted
 
     async def launch(self, launch: Launch, still_wanted: Callable[[], bool]) -> Attempt:
         if self.launch_gate:
             await self.launch_gate.wait()
+        if self.is_careful and not still_wanted():
+            raise LaunchCancelled("not wanted any more")
+        self.start_before.append(launch.start_before)
+        self.shares[launch.id] = launch.memory_share_mb
         assert launch.job.id not in self.live, "a job never has two live attempts"
         held = {device.id: job_id for job_id, other in self.live.items() for device in other.launch.devices}
-        taken = [device.id for device in launch.devices if device.id in held]
+        taken = [device.id for device in launch.devices if device.id in held and not launch.memory_share_mb]
         assert not taken, f"{launch.id} was launched on {taken}, which {held} still hold"
         attempt = Attempt(launch, f"here:{launch.id}", self.now)
         self.live[launch.job.id] = attempt
@@ -63,7 +86,8 @@ class FakeRuntime:
         return attempt
 
     async def wait(self, attempt: Attempt) -> End:
-        return End(await asyncio.shield(self.exits[attempt.launch.id]))
+        name = attempt.launch.id
+        return End(await asyncio.shield(self.exits[name]), tail=self.tails.get(name, ""))
 
     async def stop(self, attempt: Attempt, intent: Intent) -> None:
         if attempt.launch.job.id in self.live:
@@ -78,12 +102,16 @@ class FakeRuntime:
     def forget(self, launch: Launch) -> None:
         self.known.pop(launch.id, None)
 
+    def read_output(self, launch: Launch) -> list[str]:
+        return self.printed.pop(launch.id, [])
+
     def sample_activity(self) -> dict[str, float]:
         return {}
 
-    def exit(self, job_id: str, code: int | None) -> None:
-        """End the job's live attempt with this exit code."""
+    def exit(self, job_id: str, code: int | None, tail: str = "") -> None:
+        """End the job's live attempt with this exit code, after these last lines of output."""
         attempt = self.live.pop(job_id)
+        self.tails[attempt.launch.id] = tail
         self.exits[attempt.launch.id].set_result(code)
 
 
@@ -96,6 +124,12 @@ class FakeGateway:
         self.messages: dict[str, str] = {}
         self.reachable = True
         self.claim_gate: asyncio.Event | None = None  # claims wait for it
+        self.container: Container | None = None  # jobs run in it
+        self.handles_intents = False  # whether jobs are flows
+        self.told: dict[str, list[str]] = {}  # lines in the jobs' logs
+
+    def tell(self, job: Job, text: str) -> None:
+        self.told.setdefault(job.id, []).append(text)
 
     async def claim(self, start: Start, policy: str, planned: float) -> Launch | None:
         if self.claim_gate:
@@ -117,8 +151,9 @@ class FakeGateway:
             planned,
             start.devices,
             command=("true",),
-            handles_intents=False,
+            handles_intents=self.handles_intents,
             checkpoints=str(checkpoints),
+            container=self.container,
         )
 
     async def release(self, job: Job, why: str) -> None:
@@ -128,14 +163,14 @@ class FakeGateway:
         return True
 
     async def report_end(
-        self, launch: Launch, end: End, intent: Intent | None, why: str = ""
+        self, launch: Launch, end: End, intent: Intent | None, why: str = "", out_of_memory: bool = False
     ) -> tuple[str, str]:
         job_id = launch.job.id
         if self.states[job_id] == "cancelling" or intent == "cancel":
             outcome = "cancelled"
         elif end.exit_code == 0:
             outcome = "completed"
-        elif intent == "reschedule":
+        elif intent == "reschedule" or out_of_memory:
             outcome = "preempted"
         else:
             outcome = "failed"
@@ -200,6 +235,8 @@ class FakePool:
         self.policy = policy or make_policy("priority")
         self.engine = Engine(declare(cluster), self.policy, can_preempt=True, protection=protection)
         self.facts: list[Any] = []
+        self.ended: list[EndedAttempt] = []
+        self.lease = FakeLease()
         self.dispatcher = Dispatcher(
             "pool",
             self.engine,
@@ -209,6 +246,8 @@ class FakePool:
             lambda *facts: self.facts.extend(facts),
             logging.getLogger(__name__),
             clock=lambda: self.runtime.now,
+            lease=self.lease,
+            on_attempt_end=self.ended.append,
         )
         self.dispatcher.active = True
 
@@ -235,17 +274,11 @@ class FakePool:
     # -- waiting ------------------------------------------------------------------------------
 
     async def wait_for(self, condition: Callable[[], object], what: str) -> None:
-        for _ in range(5000):
-            if condition():
-                return
-            await asyncio.sleep(0.001)
-        raise AssertionError(f"never happened: {what}")
+        assert await happens(condition), f"never happened: {what}; {[*self.runtime.live]} run"
 
     async def wait_for_running(self, *job_ids: str) -> None:
         """Wait until exactly these jobs run."""
-        await self.wait_for(
-            lambda: set(self.runtime.live) == set(job_ids), f"{job_ids} run, not {[*self.runtime.live]}"
-        )
+        await self.wait_for(lambda: set(self.runtime.live) == set(job_ids), f"{job_ids} run")
 
     async def wait_for_stop_request(self, *job_ids: str) -> None:
         """Wait until each of these jobs has been asked to stop."""
@@ -254,8 +287,13 @@ class FakePool:
             f"{job_ids} are asked to stop",
         )
 
+    async def wait_for_outcomes(self, job_id: str, *outcomes: str) -> None:
+        """Wait until these outcomes of the job's attempts are recorded. The gateway is told of an end before
+        it is recorded."""
+        await self.wait_for(lambda: self.outcomes(job_id) == [*outcomes], f"{job_id} ended as {outcomes}")
+
     async def settle(self) -> None:
-        """Give every task time to do what it can."""
+        """Give every task time to do what it can without a thread. What needs a thread is waited for."""
         for _ in range(20):
             await asyncio.sleep(0.001)
 

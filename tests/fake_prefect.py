@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import asyncio
 from datetime import datetime, timedelta
+from types import SimpleNamespace
 from typing import Any, cast
 from uuid import UUID, uuid4
 
 import httpx
 from prefect.client.orchestration import PrefectClient
+from prefect.client.schemas.actions import VariableCreate, VariableUpdate
 from prefect.client.schemas.filters import DeploymentFilter, FlowRunFilter, LogFilter
 from prefect.client.schemas.objects import (
     Flow,
@@ -24,7 +26,7 @@ from prefect.client.schemas.objects import (
     WorkQueue,
 )
 from prefect.client.schemas.responses import DeploymentResponse, OrchestrationResult, SetStateStatus
-from prefect.exceptions import ObjectNotFound
+from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
 from prefect.states import Scheduled
 
 from gpu_flows.common.clock import utc_now
@@ -50,6 +52,8 @@ class FakePrefect:
         self.history: dict[UUID, list[State[Any]]] = {}
         self.deployments: dict[UUID, DeploymentResponse] = {}
         self.logs: list[dict[str, Any]] = []
+        self.variables: dict[str, Any] = {}
+        self.heartbeats: dict[str, datetime] = {}  # by worker
         self.calls: list[str] = []
         self.failures = 0  # so many next calls get no answer
 
@@ -110,6 +114,11 @@ class FakePrefect:
             self.failures -= 1
             raise httpx.ConnectError("the server is away")
 
+    async def read_work_pool(self, name: str) -> WorkPool:
+        await self._called("read_work_pool")
+        assert name == POOL
+        return self.pool.model_copy(deep=True)
+
     async def read_work_queues(self, work_pool_name: str) -> list[WorkQueue]:
         await self._called("read_work_queues")
         return self.work_queues
@@ -156,9 +165,9 @@ class FakePrefect:
         assert (method, path) == ("PATCH", "/flow_runs/{id}")
         await self._called("request")
         run = self._run(path_params["id"])
-        policy = type(run.empirical_policy).model_validate(json["empirical_policy"])
-        changes = {"infrastructure_pid": json["infrastructure_pid"], "empirical_policy": policy}
-        self.runs[run.id] = run.model_copy(update=changes)
+        if "empirical_policy" in json:
+            json = {**json, "empirical_policy": type(run.empirical_policy)(**json["empirical_policy"])}
+        self.runs[run.id] = run.model_copy(update=json)
 
     async def read_deployments(
         self, *, deployment_filter: DeploymentFilter, limit: int
@@ -188,6 +197,26 @@ class FakePrefect:
         logs = [Log(id=uuid4(), **log) for log in self.logs]
         found = [log for log in logs if log.flow_run_id in runs and (not after or log.timestamp >= after)]
         return found[offset : offset + limit]
+
+    async def create_variable(self, variable: VariableCreate) -> None:
+        await self._called("create_variable")
+        if variable.name in self.variables:
+            raise ObjectAlreadyExists(KeyError(variable.name))
+        self.variables[variable.name] = variable.value
+
+    async def update_variable(self, variable: VariableUpdate) -> None:
+        await self._called("update_variable")
+        assert variable.name in self.variables
+        self.variables[variable.name] = variable.value
+
+    async def read_variable_by_name(self, name: str) -> Any:
+        await self._called("read_variable")
+        return SimpleNamespace(value=self.variables[name]) if name in self.variables else None
+
+    async def read_workers_for_work_pool(self, pool: str) -> list[Any]:
+        await self._called("read_workers")
+        beats = self.heartbeats.items()
+        return [SimpleNamespace(name=name, last_heartbeat_time=at) for name, at in beats]
 
     def _run(self, run_id: UUID) -> FlowRun:
         if run_id not in self.runs:

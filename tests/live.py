@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import httpx
 import psutil
 from conftest import eventually
+from prefect.flows import load_flow_from_entrypoint
 
 from gpu_flows.analytics.query_runner import run_query
 from gpu_flows.bootstrap.local_stack import Stack
+from gpu_flows.common.retry import wait_until
+from gpu_flows.prefect_api.run_logs import OUTPUT
 from gpu_flows.worker.status import Status
 
 ENTRYPOINTS = {
     "command": "gpu_flows.flows.command:command",
     "container": "gpu_flows.flows.container:container",
+    "retrain": "gpu_flows.deployments.retrain:retrain",
     "train": "gpu_flows.flows.train:train",
 }
 SET_DIRECTORY = "prefect.deployments.steps.set_working_directory"
@@ -27,6 +32,12 @@ DOUBLE_ALLOCATIONS = """
     join attempt_ends y on (b.job_id, b.attempt) = (y.job_id, y.attempt)
     where a.since < y.ended and b.since < x.ended
 """
+
+
+def wait_for_file(path: Path) -> str:
+    """A shell line that ends when this file is there. A job with it lasts as long as its test needs it, also
+    on a slow machine."""
+    return f"until test -e {path}; do sleep 0.1; done"
 
 
 class Pool:
@@ -64,6 +75,11 @@ class Pool:
     def post(self, path: str, body: Any) -> Any:
         return self.request("POST", path, json=body)
 
+    def use_parameters_of(self, flow: str) -> None:
+        """Store the schema of the flow's parameters with the deployment, as `prefect deploy` does."""
+        schema = load_flow_from_entrypoint(ENTRYPOINTS[flow]).parameters.model_dump_for_openapi()
+        self.request("PATCH", f"/deployments/{self.deployment}", json={"parameter_openapi_schema": schema})
+
     # -- runs ---------------------------------------------------------------------------------
 
     def submit(
@@ -99,36 +115,62 @@ class Pool:
         """Cancel the run as the UI does."""
         self.post(f"/flow_runs/{run_id}/set_state", {"state": {"type": "CANCELLING", "name": "Cancelling"}})
 
+    def suspend(self, run_id: str) -> None:
+        """Suspend the run as the UI does."""
+        details = {"pause_reschedule": True}
+        state = {"type": "PAUSED", "name": "Suspended", "state_details": details}
+        self.post(f"/flow_runs/{run_id}/set_state", {"state": state})
+
+    def resume(self, run_id: str) -> None:
+        """Resume the run as the UI does."""
+        self.post(f"/flow_runs/{run_id}/resume", {})
+
     def until(self, run_id: str, *names: str, patience_s: float = 150.0) -> dict[str, Any]:
         """Wait until the run is in a state of one of these names."""
         eventually(lambda: self.state(run_id) in names, f"{run_id} is {' or '.join(names)}", patience_s)
         return self.run(run_id)
 
     def logs(self, run_id: str) -> str:
-        found = self.post(
-            "/logs/filter", {"logs": {"flow_run_id": {"any_": [run_id]}}, "sort": "TIMESTAMP_ASC"}
-        )
-        return "\n".join(entry["message"] for entry in found)
+        return "\n".join(entry["message"] for entry in self._read_logs(run_id))
+
+    def output(self, run_id: str) -> str:
+        """The output of a command, without the worker's own lines."""
+        return "\n".join(entry["message"] for entry in self._read_logs(run_id) if entry["name"] == OUTPUT)
+
+    def _read_logs(self, run_id: str) -> list[dict[str, Any]]:
+        logs = {"logs": {"flow_run_id": {"any_": [run_id]}}, "sort": "TIMESTAMP_ASC"}
+        found: list[dict[str, Any]] = self.post("/logs/filter", logs)
+        return found
 
     # -- blocks -------------------------------------------------------------------------------
 
     def save_policy(self, name: str, protection: dict[str, Any] | None = None, **options: Any) -> None:
         """Save the scheduler block as the UI does. The server does not check the content."""
-        data: dict[str, Any] = {"policy": {"name": name, **options}}
+        data: dict[str, Any] = {"policy": name, "options": {name: options}}
         if protection is not None:
             data["protection"] = protection
-        self._save("gpu-scheduler", data)
+        self.save_block("gpu-scheduler", data)
+
+    def use_policy(self, name: str, **options: Any) -> None:
+        """Save the scheduler block, and wait until the pool has applied it."""
+
+        def is_used() -> bool:
+            policy = self.status().policy
+            return policy["name"] == name and options.items() <= policy["options"].items()
+
+        self.save_policy(name, **options)
+        eventually(is_used, f"the policy is {name} with {options}")
 
     def save_rules(self, **rules: Any) -> None:
         """Change the rules for containers in the cluster block."""
-        self._save("gpu-cluster", {**self._block("gpu-cluster")["data"], "containers": rules})
+        self.save_block("gpu-cluster", {**self.block("gpu-cluster")["data"], "containers": rules})
 
-    def _block(self, slug: str) -> dict[str, Any]:
+    def block(self, slug: str) -> dict[str, Any]:
         return dict(self.request("GET", f"/block_types/slug/{slug}/block_documents/name/{self.stack.pool}"))
 
-    def _save(self, slug: str, data: dict[str, Any]) -> None:
+    def save_block(self, slug: str, data: dict[str, Any]) -> None:
         body = {"data": data, "merge_existing_data": False}
-        self.request("PATCH", f"/block_documents/{self._block(slug)['id']}", json=body)
+        self.request("PATCH", f"/block_documents/{self.block(slug)['id']}", json=body)
 
     # -- the worker's view --------------------------------------------------------------------
 
@@ -140,15 +182,27 @@ class Pool:
         """The names of the jobs on each device, by device id."""
         return {device["id"]: device["jobs"] for device in self.status().devices}
 
-    def sql(self, query: str) -> list[tuple[Any, ...]]:
-        return list(run_query(self.stack.home / "warehouse.duckdb", query).rows)
+    def sql(self, query: str, home: Path | None = None) -> list[tuple[Any, ...]]:
+        return list(run_query((home or self.stack.home) / "warehouse.duckdb", query).rows)
+
+    def until_recorded(self, query: str, *rows: tuple[Any, ...]) -> None:
+        """Wait until the query returns these rows. Facts reach the warehouse seconds after they happened, and
+        one after the other."""
+        found: list[tuple[Any, ...]] = []
+
+        def is_recorded() -> bool:
+            found[:] = self.sql(query)
+            return found == [*rows]
+
+        assert wait_until(is_recorded, 90.0), f"{query} has not returned {rows}, but {found}"
 
     def processes(self, run_id: str) -> list[int]:
-        """The ids of all processes of the run, found by their environment."""
+        """The ids of all processes of the run but its supervisor, found by their environment."""
         found = []
         for process in psutil.process_iter():
             try:
-                if process.environ().get("GPU_FLOWS_ATTEMPT", "").startswith(run_id):
+                is_of_run = process.environ().get("GPU_FLOWS_ATTEMPT", "").startswith(run_id)
+                if is_of_run and not any("supervisor." in argument for argument in process.cmdline()):
                     found.append(process.pid)
             except psutil.Error:
                 pass

@@ -25,12 +25,14 @@ def test_random_histories_agree_with_counting_seconds(history: History, seed: in
         ) == [(held, available)]
     for device_id, used in expected.count_utilization().items():
         assert history.query(
-            f"select utilization from utilization_by_device where device_id = '{device_id}'"
+            f"select utilization_percent from utilization_by_device where device_id = '{device_id}'"
         ) == [(pytest.approx(used),)]
-    summary = history.query("select policy, allocation, utilization from policy_use where experiment is null")
+    summary = history.query(
+        "select policy, allocation_percent, utilization_percent from policy_use where experiment is null"
+    )
     policies = expected.count_policies()
     assert {policy: (allocation, used) for policy, allocation, used in summary} == {
-        policy: (pytest.approx(allocation), None if used is None else pytest.approx(used))
+        policy: (pytest.approx(100 * allocation), None if used is None else pytest.approx(used))
         for policy, (allocation, used) in policies.items()
     }
 

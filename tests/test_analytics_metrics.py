@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from analytics_history import History, T
 
+from gpu_flows.analytics.facts import ExperimentRan
+
 
 @pytest.fixture
 def history(tmp_path: Path) -> History:
@@ -118,6 +120,34 @@ def test_failures_lists_attempts_and_jobs_without_one(history: History) -> None:
     ]
 
 
+def test_failures_lists_attempts_that_ran_out_of_memory_and_what_became_of_their_jobs(
+    history: History,
+) -> None:
+    for name in ("raised", "given_up"):
+        history.job(name, 0)
+        history.start(name, 1)
+        history.stop(name, 2, outcome="out_of_memory")
+    history.start("raised", 3, attempt=2)
+    history.stop("raised", 4, attempt=2, outcome="completed")
+    history.end("raised", 4, "completed")
+    history.end("given_up", 5, "refused")
+    assert history.query("select job_id, attempt, outcome from failures order by time, job_id") == [
+        ("given_up", 1, "out_of_memory"),
+        ("raised", 1, "out_of_memory"),
+        ("given_up", None, "refused"),
+    ]
+
+
+def test_a_job_that_never_ran_has_no_turnaround_and_no_queueing_time(history: History) -> None:
+    for name, outcome in (("huge", "refused"), ("unwanted", "cancelled")):
+        history.job(name, 0)
+        history.end(name, 3, outcome)
+    assert (
+        history.query("select state, turnaround_s, queueing_s, run_s from job_history")
+        == [("ended", None, None, 0.0)] * 2
+    )
+
+
 # --- sets of jobs ---
 
 
@@ -173,13 +203,15 @@ def test_a_shared_device_counts_once_and_a_sick_one_is_not_available(history: Hi
         ("g0", 40.0, 80.0),
         ("g1", 40.0, 50.0),
     ]
-    assert history.query("select node, allocation from allocation where scope = 'node' order by 1") == [
-        ("n0", 0.5),
-        ("n1", 0.8),
+    assert history.query(
+        "select node, allocation_percent from allocation where scope = 'node' order by 1"
+    ) == [
+        ("n0", 50.0),
+        ("n1", 80.0),
     ]
     assert history.query(
-        "select held_s, available_s, allocation from allocation where scope = 'overall'"
-    ) == [(80.0, 130.0, pytest.approx(80 / 130))]
+        "select held_s, available_s, allocation_percent from allocation where scope = 'overall'"
+    ) == [(80.0, 130.0, pytest.approx(8000 / 130))]
 
 
 def test_a_device_that_is_gone_stays_unavailable(history: History) -> None:
@@ -199,10 +231,10 @@ def test_each_pool_has_its_own_clock(history: History) -> None:
     history.run("b", 1000, 1000, 1030, "g1", pool="new")
     history.job("last fact", 1060, pool="new")
     assert history.query(
-        "select pool, available_s, allocation from allocation where scope = 'pool' order by pool"
+        "select pool, available_s, allocation_percent from allocation where scope = 'pool' order by pool"
     ) == [
-        ("new", 60.0, 0.5),
-        ("old", 10.0, 1.0),
+        ("new", 60.0, 50.0),
+        ("old", 10.0, 100.0),
     ]
 
 
@@ -211,11 +243,13 @@ def test_utilization_weighs_each_reading_by_its_duration(history: History) -> No
     history.device("g1")
     history.sample("g0", (0, 100.0), (1, 0.0), (4, 50.0), (6, 77.0))  # 100 for 1 s, 0 for 3 s, 50 for 2 s
     history.sample("g1", (0, 80.0), (2, None), (5, 20.0), (105, 0.0))  # 80 for 2 s, 20 for 10 s of a long gap
-    assert history.query("select device_id, samples, utilization from utilization_by_device order by 1") == [
+    assert history.query(
+        "select device_id, samples, utilization_percent from utilization_by_device order by 1"
+    ) == [
         ("g0", 4, pytest.approx(200 / 6)),
         ("g1", 4, pytest.approx(360 / 12)),
     ]
-    assert history.query("select node, devices, utilization from utilization_by_node") == [
+    assert history.query("select node, devices, utilization_percent from utilization_by_node") == [
         ("n0", 2, pytest.approx(560 / 18))
     ]
 
@@ -223,8 +257,8 @@ def test_utilization_weighs_each_reading_by_its_duration(history: History) -> No
 def test_a_single_reading_is_its_own_mean(history: History) -> None:
     history.device("g0")
     history.sample("g0", (0, 42.0))
-    assert history.query("select utilization from utilization_by_device") == [(42.0,)]
-    assert history.query("select utilization from utilization_by_minute") == [(42.0,)]
+    assert history.query("select utilization_percent from utilization_by_device") == [(42.0,)]
+    assert history.query("select utilization_percent from utilization_by_minute") == [(42.0,)]
 
 
 def test_a_reading_across_a_full_minute_is_split(history: History) -> None:
@@ -232,7 +266,7 @@ def test_a_reading_across_a_full_minute_is_split(history: History) -> None:
     history.sample("g0", (50, 100.0), (56, 20.0), (64, 60.0), (70, 0.0))
     # first minute: 6 s of 100 and 4 s of 20; second: 4 s of 20 and 6 s of 60
     assert history.query(
-        "select epoch(minute), devices, measured_s, utilization from utilization_by_minute order by 1"
+        "select epoch(minute), devices, measured_s, utilization_percent from utilization_by_minute order by 1"
     ) == [(T, 1, 10.0, pytest.approx(68.0)), (T + 60, 1, 10.0, pytest.approx(44.0))]
 
 
@@ -289,13 +323,13 @@ def test_policy_summary_leaves_idle_time_out(history: History) -> None:
     history.sample("g1", (2000, 100.0), (2010, 100.0))  # long after the last end
     columns = (
         "policy, jobs, finished, completed, makespan_s, avg_turnaround_s, p50_turnaround_s, p90_turnaround_s,"
-        " avg_queueing_s, allocation, utilization"
+        " avg_queueing_s, allocation_percent, utilization_percent"
     )
     assert history.query(f"select {columns} from policy_summary order by policy") == [
         # in force over work from 0 to 40: two devices, held for 20 s each; 90 and 30 for 10 s, 0 for 20 s
-        ("fifo", 2, 2, 2, 30.0, 25.0, 25.0, 29.0, 5.0, 0.5, pytest.approx(30.0)),
+        ("fifo", 2, 2, 2, 30.0, 25.0, 25.0, 29.0, 5.0, 50.0, pytest.approx(30.0)),
         # in force from 40 to 70, the last end: held 20 + 20 + 10 of 60 s; 80 for 20 s, 20 for 10 s
-        ("round_robin", 2, 2, 1, 40.0, 25.0, 25.0, 29.0, 10.0, pytest.approx(50 / 60), pytest.approx(60.0)),
+        ("round_robin", 2, 2, 1, 40.0, 25.0, 25.0, 29.0, 10.0, pytest.approx(5000 / 60), pytest.approx(60.0)),
     ]
 
 
@@ -307,6 +341,20 @@ def test_experiment_summary_is_clipped_to_the_experiment(history: History) -> No
     history.swap(240, "fifo", "round_robin")
     history.run("y", 235, 245, 255, "g0", policy="round_robin", experiment="bench")
     history.run("later", 300, 300, 400, "g0", policy="round_robin")
-    assert history.query(
-        "select policy, jobs, makespan_s, avg_queueing_s, allocation from experiment_summary order by policy"
-    ) == [("fifo", 1, 30.0, 10.0, 0.5), ("round_robin", 1, 20.0, 10.0, pytest.approx(10 / 15))]
+    columns = "policy, jobs, makespan_s, avg_queueing_s, allocation_percent"
+    assert history.query(f"select {columns} from experiment_summary order by policy") == [
+        ("fifo", 1, 30.0, 10.0, 50.0),
+        ("round_robin", 1, 20.0, 10.0, pytest.approx(1000 / 15)),
+    ]
+
+
+def test_experiment_that_was_disturbed_says_so(history: History) -> None:
+    for experiment, disturbed in (("good", ""), ("bad", "The scheduler block was edited.")):
+        history.run(experiment, 0, 10, 30, "g0", experiment=experiment)
+        history.record(ExperimentRan(experiment, T, "{}", disturbed))
+    history.run("unfinished", 0, 10, 30, "g0", experiment="unfinished")
+    assert history.query("select experiment, disturbed from experiment_summary order by 1") == [
+        ("bad", "The scheduler block was edited."),
+        ("good", None),
+        ("unfinished", None),
+    ]

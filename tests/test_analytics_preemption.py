@@ -56,6 +56,19 @@ def history(tmp_path: Path) -> History:
     return history
 
 
+def test_a_suspended_job_does_not_count_as_waiting(tmp_path: Path) -> None:
+    history = History(tmp_path)
+    for job in ("resumed", "suspended", "waiting"):
+        history.job(job, 0)
+    for job in ("resumed", "suspended"):
+        start(history, job, 1, 10, "n1")
+        history.stop(job, 20, 1, "suspended")
+    start(history, "resumed", 2, 30, "n1")
+    states = history.query("select name, state from job_history order by name")
+    assert states == [("resumed", "running"), ("suspended", "suspended"), ("waiting", "waiting")]
+    assert history.query("select name from waiting_now") == [("waiting",)]
+
+
 def test_how_jobs_were_stopped_and_continued(history: History) -> None:
     rows = history.query(
         "select job_id, outcome, stopping_s, lost_s, waited_s, restart_s, gpus_before, gpus_after,"

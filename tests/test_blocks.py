@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from markdown_it import MarkdownIt
 from prefect.blocks.core import Block
 from prefect.client.orchestration import get_client
 from prefect.testing.utilities import prefect_test_harness
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
-from gpu_flows.blocks import GpuCluster, GpuScheduler, Warehouse
+from gpu_flows.blocks import DockerHost, GpuCluster, GpuScheduler, Warehouse
 from gpu_flows.common.urls import LOGO, PROJECT_URL
 from gpu_flows.deployments.workload import Workload
 from gpu_flows.prefect_api.job_variables import GpuJobVariables
@@ -31,15 +32,10 @@ def properties(schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
         yield from definition.get("properties", {}).items()
 
 
-@pytest.mark.parametrize("block", BLOCKS)
-def test_every_field_has_a_description_that_markdown_keeps(block: type[Block]) -> None:
-    fields = list(properties(block.model_json_schema()))
-    assert fields
-    for name, field in fields:
-        description = field.get("description", "")
-        assert description.endswith("."), name
-        assert "*" not in description, name
-        assert "''" not in description, name
+def as_text(markdown: str) -> str:
+    """What a reader of the rendered text sees."""
+    inline = MarkdownIt().parseInline(markdown)[0].children or []
+    return "".join(token.content for token in inline)
 
 
 @pytest.mark.parametrize("described", [*BLOCKS, GpuWorker])
@@ -79,8 +75,40 @@ FORMS = [GpuScheduler, GpuCluster, Warehouse, GpuJobVariables, TrainConfig, Work
 
 
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form.__name__)
-def test_descriptions_are_one_line(form: type[BaseModel]) -> None:
-    """Prefect's V1 UI shows a line break in a description as a new paragraph."""
-    found = [field.get("description", "") for _, field in properties(form.model_json_schema())]
-    assert max(len(text) for text in found) > 40, "there are descriptions to look at"
-    assert not [text for text in found if "\n" in text or "  " in text]
+def test_every_description_is_one_line_that_markdown_keeps(form: type[BaseModel]) -> None:
+    """The UIs render descriptions as Markdown, and V1 shows a line break as a new paragraph."""
+    schema = form.model_json_schema()
+    definitions = schema.get("definitions") or schema.get("$defs") or {}
+    fields = list(properties(schema))
+    assert fields
+    for name, field in fields:
+        section = definitions.get(field.get("$ref", "").rpartition("/")[2], {})
+        description = field.get("description") or section.get("description", "")
+        assert description.endswith("."), name
+        assert as_text(description) == description, name
+        assert description == " ".join(description.split()), name
+
+
+def test_declared_nodes_and_hosts_have_racks_and_links() -> None:
+    cluster = GpuCluster.model_validate({"nodes": [{"gpus": 4, "rack": "row-1", "links": "nvlink:2"}]})
+    [node] = cluster.declared_nodes()
+    host = DockerHost.of("gpu1=ssh://gpu1,gpus=4,rack=row-2,links=nvlink:2").declared_node()
+    assert (node.rack, host.rack) == ("row-1", "row-2")
+    assert [group.devices for group in node.links] == [(0, 1), (2, 3)]
+    assert host.links == node.links
+    assert [device.id for device in host.devices][:2] == ["SIM-gpu1-0", "SIM-gpu1-1"]
+    for form in ({"nodes": [{"gpus": 4, "links": "nvlink:8"}]}, {"nodes": [{"links": "cable:2"}]}):
+        with pytest.raises(ValidationError, match="nvlink:2, numa:4"):
+            GpuCluster.model_validate(form)
+
+
+@pytest.mark.parametrize("block", BLOCKS)
+def test_the_description_of_a_block_is_one_line(block: type[Block]) -> None:
+    description = block.get_description() or ""
+    assert len(description) > 100
+    assert description == " ".join(description.split())
+
+
+def test_the_check_of_descriptions_sees_what_markdown_swallows() -> None:
+    assert as_text("'*A100*' or '*1080*'") != "'*A100*' or '*1080*'"
+    assert as_text("a `code`, an [a](b) and <b>") != "a `code`, an [a](b) and <b>"

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 from xml.etree import ElementTree
 
 import numpy as np
 import pytest
 
 from gpu_flows.analytics.charts.axes import LinearAxis, format_duration
+from gpu_flows.analytics.charts.calibration_chart import MEMORY, MOST_DOTS, Point, draw_calibration_chart
 from gpu_flows.analytics.charts.gantt_chart import SHADES, _find_runs, draw_gantt_chart
 from gpu_flows.analytics.charts.layout import PLOT_HEIGHT, TOP
-from gpu_flows.analytics.charts.line_charts import draw_turnaround_chart, draw_utilization_chart
+from gpu_flows.analytics.charts.line_charts import draw_turnaround_chart
+from gpu_flows.analytics.charts.utilization_chart import STRIP, draw_utilization_chart
 from gpu_flows.schedulers.cluster.spec import declare
 from gpu_flows.schedulers.model import Job
 from gpu_flows.schedulers.policy import make_policy
@@ -64,6 +67,17 @@ def test_utilization_follows_the_devices() -> None:
     bottom, top = TOP + PLOT_HEIGHT, TOP
     levels = sorted({round((bottom - y) / (bottom - top), 2) for y in heights})
     assert levels == [0.0, 0.5, 0.75]  # three of four devices, then two, then none
+
+
+def test_utilization_of_many_policies_does_not_overlap() -> None:
+    use = device_use(run(*many_jobs(30)))
+    drawn = draw_utilization_chart({f"policy-{number}": use for number in range(11)})
+    assert {f"policy-{number}" for number in range(11)} <= set(texts(drawn))
+    lines = [each.get("d") or "" for each in parse(drawn).iter(f"{SVG}path") if each.get("stroke-linejoin")]
+    spans = [[float(y) for y in re.findall(r"[ML][\d.]+ ([\d.]+)", line)] for line in lines]
+    assert len(spans) == 11
+    assert all(max(above) < min(below) for above, below in pairwise(spans))
+    assert all(max(span) - min(span) <= STRIP for span in spans)
 
 
 def test_every_attempt_is_a_bar_with_a_tip() -> None:
@@ -139,3 +153,20 @@ def test_jobs_that_take_no_time_can_be_drawn() -> None:
     parse(draw_gantt_chart("fifo", simulation))
     parse(draw_utilization_chart({"fifo": device_use(simulation)}))
     parse(draw_turnaround_chart({"fifo": np.array([0.0, 0.0, 3.0])}))
+
+
+# --- calibration ---
+
+
+def test_calibration_marks_jobs_that_needed_more_than_their_bound() -> None:
+    svg = draw_calibration_chart("Memory", {EVIL: [Point(1000, 1200, 1100), Point(1000, 1200, 1300)]}, MEMORY)
+    parse(svg)
+    assert svg.count('stroke="#cf222e"') == 1
+    assert "predicted 1000 MiB, at most 1.17 GiB; measured 1.27 GiB" in svg
+
+
+def test_calibration_of_many_jobs_stays_small_and_of_none_says_so() -> None:
+    svg = draw_calibration_chart("Memory", {"features": [Point(1, 2, 1)] * 10 * MOST_DOTS}, MEMORY)
+    assert MOST_DOTS <= svg.count("<rect") < 2 * MOST_DOTS
+    for points in ({}, {"features": []}):
+        assert "No job with a prediction" in draw_calibration_chart("Memory", points, MEMORY)

@@ -15,6 +15,7 @@ from rich.console import Console
 
 from gpu_flows.cli import output
 from gpu_flows.cli.simulation import limits
+from gpu_flows.cli.simulation.compare import _draw_row
 from gpu_flows.schedulers.simulation.optimum import Optimum
 from gpu_flows.schedulers.simulation.optimum import optimum as real_optimum
 
@@ -23,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("own_home")
 
 KEYS = [
     *("policy", "jobs", "finished", "makespan_s", "avg_turnaround_s"),
-    *("p50_turnaround_s", "p90_turnaround_s", "p99_turnaround_s", "avg_queueing_s", "utilization"),
+    *("p50_turnaround_s", "p90_turnaround_s", "p99_turnaround_s", "avg_queueing_s", "utilization_percent"),
     *("preemptions", "lower_bound_makespan_s", "events", "wall_s"),
 ]
 
@@ -76,6 +77,39 @@ def test_moves_have_a_column_if_there_are_any(trace: Path, tmp_path: Path) -> No
         assert "moved" not in header(simulate(trace, "--policy", "fifo", command=command))
 
 
+def test_ooms_and_memory_use_are_columns_where_there_are_any(tmp_path: Path, trace: Path) -> None:
+    packed = write(
+        tmp_path / "m.csv",
+        "job_id,submit_time,num_gpus,duration,gpu_memory_gb,peak_memory_gb",
+        *("a,0,1,100,6,9", "b,0,1,100,6,8"),
+    )
+    words = ["--policy", "fifo", "--sharing", "shared", "--cluster", "1x1:T4:16"]
+    for command in ("simulate", "compare"):
+        heading = header(simulate(packed, *words, command=command))
+        assert "OOMs" in heading
+        assert "memory" in heading
+        assert "OOMs" not in header(simulate(trace, "--policy", "fifo", command=command))
+    [result] = simulate(packed, *words, "--json").json
+    assert (result["ooms"], result["finished"]) == (1, 2)
+    assert result["memory_use_percent"] == pytest.approx(100 * 17 / 32)
+
+
+def test_interference_is_a_number_or_as_measured(tmp_path: Path) -> None:
+    pair = write(
+        tmp_path / "p.csv",
+        "job_id,submit_time,num_gpus,duration,gpu_memory_gb,model",
+        *("a,0,1,100,4,ResNet-50 (batch size 64)", "b,0,1,100,4,ResNet-50 (batch size 64)"),
+    )
+    words = [pair, "--policy", "schedtune", "--cluster", "1x1:V100:16", "--json", "--interference"]
+    spans = {text: simulate(*words, text).json[0]["makespan_s"] for text in ("0", "0.5", "gavel")}
+    assert spans["0"] == 100
+    assert spans["0.5"] == 150
+    assert spans["gavel"] > 190, "two ResNet-50 trainings gain nothing from each other"
+    wrong = simulate(*words, "much")
+    assert wrong.code == 2
+    assert "neither a number" in wrong.err
+
+
 # compare
 
 
@@ -84,6 +118,7 @@ def test_compare_relates_policies_to_the_first_and_to_the_bound(trace: Path) -> 
     assert (comparison["baseline"], comparison["best"]) == ("fifo", None)
     fifo, srtf = comparison["policies"]
     assert list(fifo)[: len(KEYS)] == KEYS
+    assert fifo["change"].pop("memory_use_percent") is None, "no job of the trace states its memory"
     assert set(fifo["change"].values()) == {0.0}
     assert srtf["change"]["avg_turnaround_s"] == pytest.approx(50 / 85 - 1)
     assert srtf["above_bound"]["makespan_s"] == pytest.approx(0, abs=1e-6)
@@ -101,6 +136,15 @@ def test_compare_names_the_best(trace: Path) -> None:
     assert "There is no metric 'speed'" in expect_error(simulate(trace, "--best", "speed", command="compare"))
 
 
+@pytest.mark.parametrize(
+    ("change", "expected"), [(-0.0001, "1.00  0.0%"), (0.0001, "1.00  0.0%"), (-0.1, "1.00  -10.0%")]
+)
+def test_a_change_that_rounds_to_nothing_has_no_sign(change: float, expected: str) -> None:
+    changes = {"makespan_s": change}
+    result = {"policy": "srtf", "policy_error": "", "makespan_s": 1.0, "change": changes, "above_bound": {}}
+    assert str(_draw_row(result, ["makespan_s"], is_baseline=False)[1]) == expected
+
+
 def test_compare_runs_every_policy_that_applies(trace: Path) -> None:
     comparison = simulate(trace, "--json", command="compare").json
     names = [each["policy"] for each in comparison["policies"]]
@@ -109,7 +153,7 @@ def test_compare_runs_every_policy_that_applies(trace: Path) -> None:
     left_out = comparison["left_out"]
     assert left_out["edf"] == "no job has a deadline"
     assert left_out["ffdl"] == "no job can run on more or fewer devices"
-    assert {"edf", "afs_l", "ffdl"} == set(left_out)
+    assert {"edf", "afs_l", "ffdl", "schedtune"} == set(left_out)
     assert not set(left_out) & set(names)
     [line] = [line for line in simulate(trace, command="compare").out.splitlines() if "Left out" in line]
     assert "edf (no job has a deadline)" in line

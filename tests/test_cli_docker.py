@@ -23,9 +23,8 @@ from gpu_flows.bootstrap.local_stack import Stack, free_port
 from gpu_flows.cli.doctor.checks import CheckContext, Finding
 from gpu_flows.cli.doctor.docker_checks import check_docker
 from gpu_flows.cli.jobs import requests
-from gpu_flows.cli.jobs.pool_jobs import CONTAINER_FLOW
-from gpu_flows.prefect_api.container_request import CONTAINER_FLOW as FLOW_OF_WORKER
 from gpu_flows.prefect_api.container_request import LAUNCHERS, ContainerType
+from gpu_flows.prefect_api.conventions import CONTAINER_FLOW
 
 pytest_plugins = ["command_line.fixtures", "docker_hosts.fixtures"]
 
@@ -90,6 +89,7 @@ def test_options_become_parameters_and_job_variables(pool: FakeServer) -> None:
         "cpus": 3.5,
         "registry_credentials": "lab",
         "working_dir": "/workspace",
+        "user": "ada",
     }
     assert (body["name"], body["tags"]) == ("mnist", ["user:ada"])
 
@@ -111,7 +111,8 @@ def test_command_in_a_container(words: list[str], command: str | None, pool: Fak
 def test_deployment_runs_in_an_image(pool: FakeServer) -> None:
     assert gpu_flows("submit", "train", "--image", "gpu-flows", "--gpus", "4").code == 0
     [body] = list_submitted(pool)
-    assert (body["parameters"], body["job_variables"]) == ({}, {"image": "gpu-flows", "gpus": 4})
+    assert body["parameters"] == {}
+    assert body["job_variables"] | {"user": ""} == {"image": "gpu-flows", "gpus": 4, "user": ""}
 
 
 @pytest.mark.parametrize("document", [None, {"data": {"runtime": "process"}}, {"data": {}}])
@@ -148,8 +149,9 @@ def test_error_names_the_option_that_the_server_refuses(pool: FakeServer) -> Non
         ),
         (["--shm", "2", "--", "true"], "--shm is for jobs in containers"),
         (["--image", "i", "--pull", "sometimes"], "'sometimes' is none of if-not-present, always or never"),
+        (["--class", "urgnt", "--", "true"], "none of low, normal, high or urgent.\nDid you mean 'urgent'?"),
         (["--image", "i", "--launcher", "mpirun"], "none of auto, torchrun, horovodrun or none"),
-        (["--image", "i", "--shm", "nan"], "--shm nan must be a finite number"),
+        (["--image", "i", "--shm", "nan"], "'nan' is no amount of memory"),
         (["train", "--image", "i", "--", "true"], "not both"),
         (["--file", "jobs.json", "--image", "i"], "leave --image out"),
         (["--file", "jobs.json", "--gpus", "2"], "leave --gpus out"),
@@ -168,12 +170,14 @@ def test_invalid_options_are_refused_without_a_server(words: list[str], expected
 
 
 def test_request_of_schedulearn_is_accepted(pool: FakeServer) -> None:
-    result = gpu_flows("submit", "--file", write_json(MNIST), "--priority", "7", "--json")
+    words = ["--priority", "7", "--directory", "/workspace", "--json"]
+    result = gpu_flows("submit", "--file", write_json(MNIST), *words)
     assert result.code == 0, result
     assert result.json["id"] == "42"
     [body] = list_submitted(pool)
     assert body["parameters"] == {**MNIST, "type": "PyTorch"}
-    assert (body["name"], body["job_variables"]) == ("mnist", {"priority": 7})
+    assert body["name"] == "mnist"
+    assert body["job_variables"] | {"user": ""} == {"priority": 7, "working_dir": "/workspace", "user": ""}
 
 
 @pytest.mark.parametrize(
@@ -199,7 +203,6 @@ def test_constants_agree_with_the_worker() -> None:
     assert set(requests.TYPES.values()) == set(get_args(ContainerType)), (
         "copied, because importing the flow is slow"
     )
-    assert CONTAINER_FLOW == FLOW_OF_WORKER
 
 
 def test_list_of_jobs_is_submitted_and_printed_as_a_list(pool: FakeServer) -> None:
@@ -207,7 +210,7 @@ def test_list_of_jobs_is_submitted_and_printed_as_a_list(pool: FakeServer) -> No
     assert [each["id"] for each in result.json] == ["42", "42"]
     assert [body["parameters"]["container_image"] for body in list_submitted(pool)] == ["lab/mnist:1", "b"]
     drawn = gpu_flows("submit", "--file", "job.json")
-    assert drawn.out.splitlines()[0].split() == ["run", "id", "state", "message"]
+    assert drawn.out.splitlines()[0].split() == ["id", "run", "state", "message"]
     assert "2 jobs wait until one does" in drawn.err
 
 
@@ -271,7 +274,7 @@ def test_queue_shows_the_gpus_of_a_container_job(pool: FakeServer) -> None:
 def test_gpus_shows_once_why_a_host_is_down(pool: FakeServer) -> None:
     why = "Docker host gpu2 does not answer: Connection refused"
     down = [device(node="gpu2", index=i, healthy=False, detail=why, jobs=[]) for i in range(2)]
-    write_status(devices=[device(), *down], trouble="The devices stay as they are: because.")
+    write_status(devices=[device(), *down], cluster_trouble="The devices stay as they are: because.")
     printed = gpu_flows("gpus").out
     assert printed.count(why) == 1
     assert f"gpu2 is down. {why}" in printed
@@ -296,7 +299,7 @@ def test_gpus_without_a_worker_shows_declared_devices_of_docker_hosts(pool: Fake
     ("words", "expected"),
     [
         (["--docker-host", "gpu1"], "not of the form NAME=ADDRESS"),
-        (["--docker-host", "gpu1=unix:///x,gpu=4"], "settings are gpu_access, gpus"),
+        (["--docker-host", "gpu1=unix:///x,gpu=4"], "settings are address, gpu_access, gpus"),
         (["--docker-host", "gpu1=unix:///x,gpus=many"], "gpus: Input should be a valid integer"),
         (["--docker-host", "gpu1=http://x"], "none of unix://, ssh:// and tcp://"),
         (["--docker-host", "gpu1=tcp://x:2375"], "tcp without TLS"),
@@ -382,7 +385,7 @@ def test_containers_run_from_options_and_from_a_file(
     assert result.code == 0, result
     run = user.run("why", "first", "--json").json
     assert (run["state"], run["gpus"]) == ("Completed", 2)
-    logs = eventually(lambda: user.pool.logs(run["id"]), "its output, in its logs").splitlines()
+    logs = eventually(lambda: user.pool.output(run["id"]), "its output, in its logs").splitlines()
     assert (logs[0], logs[1].split()[1], logs[2]) == ("SIM-one-0,SIM-one-1 red", "2048", "/tmp")
 
     jobs = [

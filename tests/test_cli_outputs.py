@@ -35,6 +35,7 @@ def test_a_row_for_every_job_as_csv_and_json(trace: Path) -> None:
         "end": "140.0",
         "turnaround": "140.0",
         "queueing": "40.0",
+        "communication": "0.0",
         "attempts": "2",
         "devices": "SIM-node-1-0 SIM-node-1-1",
         "outcome": "finished",

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("own_home")
 
 KEYS = [
     *("policy", "jobs", "finished", "makespan_s", "avg_turnaround_s"),
-    *("p50_turnaround_s", "p90_turnaround_s", "p99_turnaround_s", "avg_queueing_s", "utilization"),
+    *("p50_turnaround_s", "p90_turnaround_s", "p99_turnaround_s", "avg_queueing_s", "utilization_percent"),
     *("preemptions", "lower_bound_makespan_s", "events", "wall_s"),
 ]
 
@@ -45,8 +45,8 @@ def test_json_of_one_policy_has_the_documented_keys_first(trace: Path) -> None:
         "p90_turnaround_s": 120,
         "p99_turnaround_s": 120,
         "avg_queueing_s": (0 + 90 + 90 + 0) / 4,
-        "utilization": (200 * 0.5 + 20 + 30 + 20 * 0.8) / 440,
-        "allocation": (200 + 20 + 30 + 20) / 440,
+        "utilization_percent": 100 * (200 * 0.5 + 20 + 30 + 20 * 0.8) / 440,
+        "allocation_percent": 100 * (200 + 20 + 30 + 20) / 440,
         "preemptions": 0,
         "lower_bound_makespan_s": pytest.approx(220),
         "events": 12,
@@ -102,7 +102,7 @@ def test_caveats_depend_on_the_options(trace: Path) -> None:
     assert any("true duration" in each for each in plain["caveats"])
     assert any("costs nothing" in each for each in plain["caveats"])
     assert not any("true duration" in each or "costs nothing" in each for each in careful["caveats"])
-    assert any("mean duration of earlier jobs" in each for each in careful["caveats"])
+    assert any("the median that earlier jobs" in each for each in careful["caveats"])
     assert careful["avg_turnaround_s"] > plain["avg_turnaround_s"]
 
 
@@ -315,7 +315,7 @@ def test_part_of_a_trace(trace: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (["--policy", "fif"], "There is no policy 'fif'. There are: "),
+        (["--policy", "fif"], "There is no policy 'fif'. Did you mean 'fifo'? There are: "),
         (["--policy", "fifo,fifo"], "asked for twice"),
         (["--policy", "fifo", "--policy", "fifo"], "asked for twice"),
         (["--policy", ""], "--policy names no policy"),

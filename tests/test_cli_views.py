@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from command_line.run import HOSTILE_TEXT, expect_error, gpu_flows, gpu_flows_process
 from command_line.server import FakeServer
+from command_line.terminal import show_in_terminal
 from command_line.worker import device, running_job, waiting_job, write_status
 from nvml.standin import StandIn
 
@@ -91,10 +92,34 @@ def test_why_explains_a_waiting_run(run: str) -> None:
     assert "needs 2 GPUs on one node" in gpu_flows("why", run).out
 
 
+def test_why_and_queue_show_what_was_predicted_and_what_was_stated() -> None:
+    memory = {"value": 9421.0, "upper": 10342.0, "how": "history", "detail": "3 runs"}
+    stated = {"value": 1500.0, "upper": 1500.0, "how": "stated", "detail": ""}
+    write_status(waiting=[waiting_job(memory=memory, time=stated)], running=[running_job()])
+    printed = gpu_flows("why", "patient").out
+    assert "9.2 GB per device (predicted from earlier jobs, at most 10.1 GB per device)" in printed
+    assert "25m 00s (stated)" in printed
+    assert gpu_flows("why", "patient", "--json").json["memory"] == memory
+    queue = gpu_flows("queue").out
+    assert "~10.1 GB  25m 00s" in queue
+    assert "~ marks what is predicted" in queue
+    assert gpu_flows("queue", "--json").json["waiting"][0]["time"]["how"] == "stated"
+    write_status(waiting=[waiting_job(time=stated)])
+    assert "~" not in gpu_flows("queue").out
+
+
 def test_why_shows_the_devices_of_a_running_job() -> None:
     write_status(running=[running_job()])
     found = gpu_flows("why", "busy", "--json").json
     assert (found["state"], found["devices"], found["attempt"]) == ("running", ["SIM-node-1-0"], 1)
+
+
+def test_why_and_queue_show_the_progress_of_a_running_job() -> None:
+    progress = {"fraction": 0.45, "remaining_s": 180.0, "upper_s": 240.0, "source": "tqdm"}
+    write_status(running=[running_job(progress=progress)], devices=[device()])
+    assert gpu_flows("why", "busy", "--json").json["progress"] == progress
+    assert "45% done, about 3m 00s left, probably within 4m 00s (tqdm)" in gpu_flows("why", "busy").out
+    assert "3m 00s left" in gpu_flows("queue", "--running").out
 
 
 def test_ambiguous_id_prefix_is_an_error() -> None:
@@ -118,6 +143,25 @@ def test_gpus_shows_the_readings_of_the_worker() -> None:
     assert gpu_flows("gpus", "--json").json["source"] == "worker"
 
 
+def test_gpus_shows_racks_and_links_where_there_are_any() -> None:
+    def placed(index: int, rack: str, *links: tuple[str, list[int]]) -> dict[str, Any]:
+        return device(index=index, rack=rack, links=[{"link": link, "devices": of} for link, of in links])
+
+    near = ("NVLink", [0, 1]), ("NUMA", [0, 1, 2])
+    write_status(devices=[placed(0, "rack-1", *near), placed(2, "rack-1", near[1]), placed(3, "default")])
+    lines = [" ".join(line.split()) for line in gpu_flows("gpus").out.splitlines()]
+    assert lines[0].split()[3] == "place"
+    assert lines[1].startswith("node-1 0 GTX 1080 Ti rack-1 NVLink 0-1 87%")
+    assert lines[2].startswith("node-1 2 GTX 1080 Ti rack-1 NUMA 0-2 87%")
+    assert lines[3].startswith("node-1 3 GTX 1080 Ti 87%")
+    shown = show_in_terminal("gpus")
+    assert max(map(len, shown.splitlines())) <= 80
+    assert "rack-1 NVLink 0-1" in shown
+    assert "busy" in shown.splitlines()[1], "its job is shown in full"
+    write_status(devices=[placed(0, "default")])
+    assert "place" not in gpu_flows("gpus").out
+
+
 def test_gpus_without_a_worker_reads_the_driver(nvml: StandIn) -> None:
     nvml.add_gpu(uuid="GPU-a", name="NVIDIA A100", memory="40960 2048", utilization=37)
     library = str(Path(nvml.library).parent)
@@ -128,13 +172,15 @@ def test_gpus_without_a_worker_reads_the_driver(nvml: StandIn) -> None:
 
 
 def test_gpus_without_worker_and_driver_shows_declared_devices(fake: FakeServer) -> None:
-    nodes = [{"count": 2, "gpus": 1, "model": "V100", "memory_gb": 16.0}]
+    nodes = [{"count": 2, "gpus": 2, "model": "V100", "memory_gb": 16.0, "rack_size": 1, "links": "nvlink:2"}]
     fake.answers["/work_pools/gpu"] = 200, {"base_job_template": {}}
     path = "/block_types/slug/gpu-cluster/block_documents/name/default"
     fake.answers[path] = 200, {"data": {"devices": "declared", "nodes": nodes}}
     found = gpu_flows("gpus", "--json").json
     assert found["source"] == "declared"
-    assert [each["id"] for each in found["devices"]] == ["SIM-node-1-0", "SIM-node-2-0"]
+    assert [each["id"] for each in found["devices"]][1:3] == ["SIM-node-1-1", "SIM-node-2-0"]
+    assert [each["rack"] for each in found["devices"]] == ["rack-1", "rack-1", "rack-2", "rack-2"]
+    assert found["devices"][0]["links"] == [{"link": "NVLink", "devices": [0, 1]}]
 
 
 def test_gpus_without_any_device_is_an_error_with_the_reason() -> None:

@@ -154,3 +154,13 @@ def test_missing_or_too_large_files_are_refused(tmp_path: Path) -> None:
     file.write_text("racks: [{nodes: 1000000, gpus: 8}]")
     with pytest.raises(ValueError, match=f"declare at most {MOST_DEVICES:,}"):
         declare(str(file))
+
+
+def test_a_file_states_which_devices_are_linked(tmp_path: Path) -> None:
+    path = tmp_path / "cluster.yaml"
+    path.write_text("racks: [{name: a, gpus: 4, links: 'nvlink:2'}]")
+    [node] = declare(str(path))
+    assert [group.devices for group in node.links] == [(0, 1), (2, 3)]
+    path.write_text("racks: [{gpus: 4, links: 'nvlink:8'}]")
+    with pytest.raises(ValueError, match="nvlink:8"):
+        declare(str(path))

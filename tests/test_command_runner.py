@@ -13,7 +13,7 @@ from command_helpers import STUBBORN, has_ended, python
 from prefect.exceptions import TerminationSignal
 
 from gpu_flows.checkpoints import contract
-from gpu_flows.flows.command_runner import Command, CommandError, Outcome, run_command, split_command
+from gpu_flows.flows.command_runner import Command, CommandFailed, Outcome, run_command, split_command
 from gpu_flows.flows.output import Output
 
 # ---- output
@@ -127,11 +127,11 @@ def test_a_command_that_cannot_start_reports_why(tmp_path: Path) -> None:
         ),
         (Command(["echo", "a\0b"]), "embedded null byte. Check the command line"),
     ]:
-        with pytest.raises(CommandError, match=message):
+        with pytest.raises(CommandFailed, match=message):
             run_command(refused, print)
-    with pytest.raises(CommandError, match="is empty"):
+    with pytest.raises(CommandFailed, match="is empty"):
         split_command("  ")
-    with pytest.raises(CommandError, match="Check its quotes: echo 'a"):
+    with pytest.raises(CommandFailed, match="Check its quotes: echo 'a"):
         split_command("echo 'a")
 
 

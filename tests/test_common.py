@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 import threading
 import time
@@ -11,6 +12,7 @@ from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 from pydantic import BaseModel, Field, ValidationError, model_validator
@@ -131,14 +133,25 @@ def test_the_content_is_replaced(tmp_path: Path, content: str | bytes, durable: 
     assert [entry.name for entry in tmp_path.iterdir()] == ["file"], "no temporary file remains"
 
 
-def test_a_link_under_the_temporary_name_is_not_followed(tmp_path: Path) -> None:
-    victim, path = tmp_path / "victim", tmp_path / "file"
-    victim.write_text("untouched")
-    (tmp_path / "file.new").symlink_to(victim)
-    write_atomically(path, "content")
-    assert victim.read_text() == "untouched"
-    assert path.read_text() == "content"
-    assert not path.is_symlink()
+def test_two_writers_do_not_disturb_each_other(tmp_path: Path) -> None:
+    path, errors = tmp_path / "file", []
+    versions = {letter * 50_000 for letter in "abcd"}
+
+    def write(version: str) -> None:
+        try:
+            for _ in range(50):
+                write_atomically(path, version)
+        except OSError as error:
+            errors.append(error)
+
+    writers = [threading.Thread(target=write, args=(version,)) for version in versions]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+    assert not errors
+    assert path.read_text() in versions
+    assert [entry.name for entry in tmp_path.iterdir()] == ["file"]
 
 
 def test_readers_never_see_a_partial_file(tmp_path: Path) -> None:
@@ -159,13 +172,14 @@ def test_readers_never_see_a_partial_file(tmp_path: Path) -> None:
     writer.join()
 
 
-def test_a_failed_write_keeps_the_old_content(tmp_path: Path) -> None:
+def test_a_failed_write_keeps_the_old_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "file"
     path.write_text("old")
-    (tmp_path / "file.new").mkdir()
-    with pytest.raises(OSError, match=r"file\.new"):
-        write_atomically(path, "new")
+    monkeypatch.setattr(os, "fsync", mock.Mock(side_effect=OSError("the disk is full")))
+    with pytest.raises(OSError, match="the disk is full"):
+        write_atomically(path, "new", durable=True)
     assert path.read_text() == "old"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["file"], "no temporary file remains"
 
 
 # -- validation and forms ------------------------------------------------------------------------
@@ -199,6 +213,10 @@ def test_validation_errors_become_one_line() -> None:
     assert first.startswith("may_span_nodes: Input should be a valid boolean")
     assert second == "inner.size: Input should be greater than 0"
     assert explain(error, depth=1).split("; ")[1].startswith("inner: ")
+    misspelled = [{"type": "extra_forbidden", "loc": ("gpu",), "input": 1}]
+    unknown = ValidationError.from_exception_data("Outer", misspelled)  # type: ignore[arg-type]
+    assert explain(unknown) == "gpu: there is no such name"
+    assert explain(unknown, known=["gpus"]) == "gpu: there is no such name. Did you mean 'gpus'?"
     both_given = invalid({"may_span_nodes": True, "inner": {"size": 1}})
     assert explain(both_given) == "Value error, not both"
     assert explain(both_given, whole="options") == "options: Value error, not both"

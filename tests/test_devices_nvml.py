@@ -29,7 +29,7 @@ def test_devices_are_listed_with_model_memory_and_uuid(nvml: StandIn, devices: N
 
 
 def test_a_reading_has_every_value_in_our_units(nvml: StandIn, devices: NvmlDevices) -> None:
-    nvml.add_gpu(memory="81920 1024", utilization=37, power=250500, temperature=54, processes="101 102")
+    nvml.add_gpu(memory="81920 1024", utilization=37, power=250500, temperature=54, processes="101 102/512")
 
     assert devices.read() == [
         Reading(
@@ -39,6 +39,7 @@ def test_a_reading_has_every_value_in_our_units(nvml: StandIn, devices: NvmlDevi
             power_w=250.5,
             temperature_c=54.0,
             processes=(101, 102),
+            process_memory_mb=(None, 512.0),
             ecc_errors=0,
         )
     ]

@@ -9,14 +9,15 @@ from typing import Any
 
 import pytest
 from containers import CollectingSink, make_launch, open_runtime, run, shell, wait_for
+from docker.errors import NotFound
 from docker_hosts.daemon import Daemon
 
 from gpu_flows.blocks import ContainerRules
 from gpu_flows.runtimes.attempt_store import AttemptStore
 from gpu_flows.runtimes.base import Launch
-from gpu_flows.runtimes.docker import adoption
 from gpu_flows.runtimes.docker.container_spec import container_labels, container_name, create_arguments
 from gpu_flows.runtimes.docker.host import Host
+from gpu_flows.runtimes.docker.mounts import OpenMounts
 from gpu_flows.runtimes.docker.runtime import DockerRuntime
 
 pytest_plugins = ["docker_hosts.fixtures"]
@@ -26,14 +27,11 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("clean_engine")]
 def create(engine: Daemon, launch: Launch, installation: str = "test") -> str:
     """Create a container as a worker does, and return its id."""
     api, host = engine.client().api, Host(engine.settings())
-    arguments = create_arguments(api, launch, installation, host, ContainerRules())
+    arguments = create_arguments(api, launch, installation, host, ContainerRules(), OpenMounts((), ""))
     return str(api.create_container(**arguments)["Id"])
 
 
-def test_only_our_containers_that_are_no_longer_needed_are_removed(
-    engine: Daemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(adoption, "UNSTARTED_S", 0.0)
+def test_only_our_containers_that_are_no_longer_needed_are_removed(engine: Daemon, tmp_path: Path) -> None:
     client = engine.client()
 
     async def main() -> None:
@@ -59,11 +57,32 @@ def test_only_our_containers_that_are_no_longer_needed_are_removed(
             await docker.launch(running)
             still_running = {"gf-forged-1", container_name(other), container_name(running)}
             kept = {"gf-looks-like-ours-1", "forged", *still_running}
-            await wait_for(lambda: set(engine.list_containers()) == kept, "the others are removed")
+            await wait_for(lambda: set(engine.list_containers()) == kept, f"{kept} are left")
             await asyncio.sleep(1.5)
             assert set(engine.list_containers()) == kept
         for name in still_running:
             assert client.containers.get(name).status == "running"
+
+    asyncio.run(main())
+
+
+def test_the_late_start_of_a_worker_that_lost_its_lease_fails(engine: Daemon, tmp_path: Path) -> None:
+    """It has created the container, and its request to start it is still on its way."""
+    client = engine.client()
+
+    async def main() -> None:
+        unstarted, started = make_launch("sleep", "600"), make_launch("sleep", "600")
+        late = create(engine, unstarted)
+        client.api.start(create(engine, started))
+        async with open_runtime(tmp_path, engine) as docker:
+            await docker.find()
+            assert list(docker._running.by_attempt) == [started.id]
+            with pytest.raises(NotFound):
+                client.api.start(late)
+            late = create(engine, make_launch("sleep", "600"))  # the request to create it was late
+            await wait_for(
+                lambda: set(engine.list_containers()) == {container_name(started)}, "it is removed"
+            )
 
     asyncio.run(main())
 

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
-from containers import make_launch
+from containers import CollectingSink, make_launch
 from docker import APIClient
 
 from gpu_flows.blocks import ContainerRules, DockerHost
+from gpu_flows.runtimes.attempt_store import AttemptStore
 from gpu_flows.runtimes.base import Launch, LaunchError, Mount
 from gpu_flows.runtimes.docker import container_spec
+from gpu_flows.runtimes.docker.adoption import Adoption
+from gpu_flows.runtimes.docker.checkpoints import CheckpointTransfer
 from gpu_flows.runtimes.docker.command_launchers import Launcher, wrap_command
 from gpu_flows.runtimes.docker.container_spec import (
     container_files,
@@ -21,6 +26,10 @@ from gpu_flows.runtimes.docker.container_spec import (
     read_launch,
 )
 from gpu_flows.runtimes.docker.host import Host
+from gpu_flows.runtimes.docker.host_health import HealthReport
+from gpu_flows.runtimes.docker.mounts import OpenMounts
+from gpu_flows.runtimes.docker.running_containers import RunningContainers
+from gpu_flows.runtimes.output import OutputSender
 from gpu_flows.schedulers.model import Device
 
 GB = 1024**3
@@ -37,7 +46,9 @@ def arguments_for(
     host = Host(DockerHost(name="host", **host_settings))
     host._info = info or {}
     api = APIClient("unix:///nowhere", version="1.41")
-    return container_spec.create_arguments(api, launch, "installation", host, rules or ContainerRules())
+    rules = rules or ContainerRules()
+    opened = OpenMounts(rules.mount_roots, host.socket_path)
+    return container_spec.create_arguments(api, launch, "installation", host, rules, opened)
 
 
 def with_gpus(*ids: str, **more: Any) -> Launch:
@@ -144,7 +155,7 @@ def test_the_engines_init_process_is_used_if_it_has_one() -> None:
     assert "Init" not in arguments_for(make_launch("true"), {"InitCommit": {"ID": "N/A"}})["host_config"]
 
 
-def test_mounts_are_private_binds(tmp_path: Any) -> None:
+def test_a_mount_root_is_a_private_bind(tmp_path: Any) -> None:
     launch = make_launch("true", mounts=(Mount(str(tmp_path), "/data", read_only=True),))
     [mount] = arguments_for(launch, rules=ContainerRules(mount_roots=[str(tmp_path)]))["host_config"][
         "Mounts"
@@ -279,3 +290,24 @@ def test_a_command_is_wrapped_for_its_devices(
     launcher: Launcher, gpus: int, command: str, wrapped: str
 ) -> None:
     assert " ".join(wrap_command(launcher, command.split(), gpus)) == wrapped
+
+
+# -- containers of other versions -------------------------------------------------------------
+
+
+def test_a_container_that_cannot_be_read_is_reported_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An older version of gpu-flows stored launches in another form."""
+    store = AttemptStore(tmp_path)
+    running, sender = RunningContainers(), OutputSender(CollectingSink())
+    checkpoints = CheckpointTransfer(store, lambda job_id: False)
+    adoption = Adoption(store, "test", running, sender, checkpoints, lambda found: None, lambda: True)
+    adoption._has_searched = True
+    old = {"Id": "1", "Names": ["/gf-old-1"], "State": "running", "Labels": {"gpu-flows.launch": "{}"}}
+    report = HealthReport([old])
+    monitored = cast(Any, SimpleNamespace(host=SimpleNamespace(name="gpu1")))
+    for _ in range(3):
+        adoption.check_containers(monitored, report, keep_seconds=300)
+    assert caplog.text.count("gf-old-1 on host gpu1 has this pool's label but cannot be read") == 1
+    assert "docker rm -f gf-old-1" in caplog.text

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 from conftest import eventually
 from docker_hosts.daemon import Daemon
@@ -15,9 +16,11 @@ from nvml.standin import CONTROL_VARIABLE, StandIn
 from gpu_flows.blocks import DockerHost
 from gpu_flows.devices import container_probe
 from gpu_flows.devices.base import DeviceError
+from gpu_flows.devices.claims import HostClaims
 from gpu_flows.devices.docker import DockerDevices
 from gpu_flows.runtimes.docker.host import Host
 from gpu_flows.runtimes.docker.tar import make_tar
+from gpu_flows.schedulers.model import DeviceLink, LinkGroup
 
 pytest_plugins = ["docker_hosts.fixtures", "nvml.fixtures"]
 pytestmark = pytest.mark.slow
@@ -33,8 +36,8 @@ def engine(
     need_engine()
     control = tmp_path_factory.mktemp("nvml") / "nvml.txt"
     world = StandIn(nvml_library, control)
-    world.add_gpu(uuid="GPU-a", name="NVIDIA H100", utilization=37)
-    world.add_gpu(uuid="GPU-b", name="NVIDIA H100", utilization=80)
+    world.add_gpu(uuid="GPU-a", name="NVIDIA H100", utilization=37, nvlink="1")
+    world.add_gpu(uuid="GPU-b", name="NVIDIA H100", utilization=80, nvlink="0")
     with Daemon("gpus", in_memory=True) as daemon:
         client = daemon.client()
         bare_image(client, "bare:test")
@@ -84,6 +87,7 @@ def test_a_host_reports_its_gpus_and_their_readings(
         ("GPU-a", "NVIDIA H100", "gpu1"),
         ("GPU-b", "NVIDIA H100", "gpu1"),
     ]
+    assert node.links == (LinkGroup(DeviceLink.NVLINK, (0, 1)),)
     readings = devices.read()
     assert [(each.device_id, each.utilization, each.healthy) for each in readings] == [
         ("GPU-a", 37.0, True),
@@ -91,6 +95,17 @@ def test_a_host_reports_its_gpus_and_their_readings(
     ]
     assert devices.changed_nodes() is None
     assert devices.problem == ""
+    assert (node.cpus, node.ram_mb) == (psutil.cpu_count(), psutil.virtual_memory().total // 2**20)
+
+
+def test_a_second_pool_does_not_get_the_gpus_of_the_first(
+    engine: Daemon, devices_of: Callable[..., DockerDevices]
+) -> None:
+    devices_of(DockerHost(name="gpu1", url=engine.url)).nodes()
+    host = Host(DockerHost(name="gpu1", url=engine.url))
+    holder = HostClaims(host, "other", "day").claim("GPU-a")
+    assert holder.startswith("pool ''")
+    assert "docker volume rm gpu-flows-GPU-a" in holder
 
 
 def test_the_sampler_has_no_network_and_no_privileges(

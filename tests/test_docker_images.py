@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from containers import make_launch, open_runtime, run_alone
+from containers import CollectingSink, make_launch, open_runtime, run_alone
 from docker.errors import ImageNotFound
 from docker_hosts.daemon import Daemon
 from docker_hosts.registry import Registry
@@ -90,6 +90,23 @@ def test_a_pull_without_a_login_is_refused(
     monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))  # without the logins of the user who runs the tests
     with pytest.raises(LaunchError, match="auth"):
         try_launch(engine, tmp_path / "attempt_store", make_launch("true", image=image))
+
+
+def test_credentials_are_not_sent_to_another_registry(
+    engine: Daemon, registry: Registry, image: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
+    elsewhere = Login(registry.username, registry.password, "https://registry.example.com/v2/")
+    sink = CollectingSink()
+
+    async def main() -> None:
+        async with open_runtime(tmp_path / "attempts", engine, sink=sink) as docker:
+            with pytest.raises(LaunchError, match="auth"):
+                await docker.launch(make_launch("true", image=image, login=elsewhere))
+
+    asyncio.run(main())
+    notes = [line.text for line in sink.lines]
+    assert any("are for registry.example.com and are not sent to" in note for note in notes), notes
 
 
 def test_an_unreachable_registry_is_not_an_unreachable_host(engine: Daemon, tmp_path: Path) -> None:

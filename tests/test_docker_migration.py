@@ -47,16 +47,24 @@ with resumable(model=model, optimizer=optimizer) as run:
 weights = b"".join(parameter.detach().numpy().tobytes() for parameter in model.parameters())
 print("weights", hashlib.sha256(weights).hexdigest(), flush=True)
 """
-PACKAGES = sysconfig.get_path("platlib")
-CHECKOUT = str(Path(__file__).parents[1])
+PACKAGES = Path(sysconfig.get_path("platlib"))
+CHECKOUT = Path(__file__).parents[1]
 LIBRARIES = f"/usr/lib/{sysconfig.get_config_var('MULTIARCH')}"  # further libraries that torch needs
-INSIDE = {PACKAGES: "/packages", CHECKOUT: "/checkout", LIBRARIES: "/libraries"}
+INSIDE = {str(CHECKOUT): "/checkout", LIBRARIES: "/libraries"}
+if PACKAGES.is_relative_to(CHECKOUT):  # no mount root may be within another
+    PACKAGES_INSIDE = f"/checkout/{PACKAGES.relative_to(CHECKOUT)}"
+else:
+    PACKAGES_INSIDE = INSIDE[str(PACKAGES)] = "/packages"
 
 
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Return the final weights of an uninterrupted training."""
-    env = {**os.environ, "PYTHONPATH": CHECKOUT, contract.DIRECTORY: str(tmp_path_factory.mktemp("kept"))}
+    env = {
+        **os.environ,
+        "PYTHONPATH": str(CHECKOUT),
+        contract.DIRECTORY: str(tmp_path_factory.mktemp("kept")),
+    }
     command = [sys.executable, "-c", TRAINING, "0"]
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
     return done.stdout.splitlines()[-1]
@@ -82,7 +90,7 @@ def training(checkpoints: Path) -> Launch:
         node="first",
         image="python:test",
         mounts=tuple(Mount(source, target, read_only=True) for source, target in INSIDE.items()),
-        env={"PYTHONPATH": "/checkout:/packages", "LD_LIBRARY_PATH": "/libraries"},
+        env={"PYTHONPATH": f"/checkout:{PACKAGES_INSIDE}", "LD_LIBRARY_PATH": "/libraries"},
         grace_s=20.0,
     )
     return replace(launch, checkpoints=str(checkpoints))

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from gpu_flows.blocks import ContainerRules
 from gpu_flows.prefect_api.container_request import build_container, split_container_command
 from gpu_flows.prefect_api.job_variables import BadJobVariables, check_variable_names
-from gpu_flows.runtimes.base import Container, Mount, Refused
+from gpu_flows.runtimes.base import Container, Login, Mount, Refused
+from gpu_flows.runtimes.docker.images import pull
+from gpu_flows.runtimes.docker.mounts import OpenMounts, open_below, outermost_roots
 from gpu_flows.runtimes.docker.rules import check_request, resolve_mount
 
 RULES = ContainerRules(most_memory_gb=8, most_cpus=4)
@@ -42,7 +45,6 @@ NO_JOB_VARIABLES = [
     "volumes",
     "volumes_from",
     "security_opt",
-    "user",
     "group_add",
     "sysctls",
     "runtime",
@@ -225,16 +227,62 @@ def test_pipes_sockets_and_missing_files_are_refused(root: Path) -> None:
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(root / "sock"))
         for name in ("pipe", "sock"):
-            with pytest.raises(Refused, match="neither a directory nor a regular file"):
+            with pytest.raises(Refused, match="is no directory"):
                 request_mount(root, f"{{root}}/{name}:/mnt")
     with pytest.raises(Refused, match="No such file"):
         request_mount(root, "{root}/nowhere:/mnt")
+
+
+def test_a_file_is_mounted_only_if_it_is_a_root(root: Path) -> None:
+    (root / "file").touch()
+    with pytest.raises(Refused, match="a file can be mounted only if it is a mount root"):
+        request_mount(root, "{root}/file:/mnt")
+    assert request_mount(root / "file", "{root}:/mnt").mounts
+
+
+def test_a_directory_is_opened_without_following_links(root: Path) -> None:
+    (root / "set" / "inner").mkdir(parents=True)
+    opened = open_below(str(root), str(root / "set" / "inner"))
+    assert os.readlink(f"/proc/self/fd/{opened}") == str(root / "set" / "inner")
+    os.close(opened)
+    (root / "link").symlink_to("set")
+    (root / "set" / "out").symlink_to("/etc")
+    for path in ("link", "link/inner", "set/out", "set/missing"):
+        with pytest.raises(Refused, match="cannot be mounted"):
+            open_below(str(root), str(root / path))
+
+
+def test_a_root_within_another_is_not_mounted_by_its_path(root: Path) -> None:
+    (root / "set").mkdir(exist_ok=True)
+    assert outermost_roots([str(root / "set"), str(root), "/other/"]) == sorted([str(root), "/other"])
+    opened = OpenMounts([str(root), str(root / "set")], "/nowhere.sock")
+    with pytest.raises(Refused, match="does not see the worker's processes"):
+        opened.to_docker(Mount(str(root / "set"), "/mnt"))
+    assert opened.to_docker(Mount(str(root), "/mnt"))["Type"] == "bind"
+
+
+def test_a_link_in_place_of_a_nested_root_does_not_become_a_root(root: Path, tmp_path: Path) -> None:
+    """A job that has the outer root mounted puts it there."""
+    (root / "shared").symlink_to("/etc")
+    beside = tmp_path / "beside"  # a root that leads into another root
+    beside.symlink_to(root / "shared")
+    for inner in (root / "shared", beside):
+        roots = [str(root), str(inner)]
+        assert outermost_roots(roots) == [str(root)]
+        for source in (inner, inner / "ssl"):
+            with pytest.raises(Refused, match="leads to '/etc"):
+                resolve_mount(Mount(str(source), "/mnt"), roots, files_are_here=True)
+    (root / "shared").unlink()
+    (root / "shared").symlink_to("/")
+    assert outermost_roots([str(root), str(root / "shared")]) == [str(root)], "it stays a root"
 
 
 def test_on_another_machine_only_the_roots_themselves_are_mounted() -> None:
     def resolve_remote(source: str) -> Mount:
         return resolve_mount(Mount(source, "/mnt"), ["/data/"], files_are_here=False)
 
+    with pytest.raises(Refused, match="only the pool's mount roots"):  # a job could replace it
+        resolve_mount(Mount("/data/in", "/mnt"), ["/data", "/data/in"], files_are_here=False)
     assert resolve_remote("/data").source == resolve_remote("//data/").source == "/data"
     for source in ("/data/set", "/data-evil", "/"):
         with pytest.raises(Refused, match="another machine"):
@@ -246,13 +294,11 @@ def test_without_roots_nothing_is_mounted(root: Path) -> None:
         request(mounts=[f"{root}:/mnt"])
 
 
-def test_folders_and_files_under_a_root_are_allowed(root: Path) -> None:
-    (root / "set" / "file").touch()
+def test_folders_under_a_root_are_allowed(root: Path) -> None:
     (root / "inside").symlink_to("set")
     for text in (
         "{root}:/data",
         "{root}/set:/data:ro",
-        "{root}/set/file:/etc/config:ro",
         "{root}/inside:/run2",
     ):
         assert request_mount(root, text).mounts
@@ -353,3 +399,44 @@ def test_a_request_within_the_rules_is_allowed() -> None:
         "always",
     )
     assert request().shm_mb == 1024
+
+
+@pytest.mark.parametrize(
+    ("image", "registry", "is_sent"),
+    [
+        ("ghcr.io/team/image:1", "ghcr.io", True),
+        ("ghcr.io/team/image:1", "https://GHCR.io/v2/", True),
+        ("ghcr.io:443/team/image", "https://ghcr.io", True),
+        ("localhost:5000/image", "http://localhost:5000", True),
+        ("ubuntu", "https://index.docker.io/v1/", True),
+        ("team/image", "docker.io", True),
+        ("docker.io/team/image", "https://registry-1.docker.io", True),
+        ("evil.example/team/image", "ghcr.io", False),
+        ("evil.example/ghcr.io/image", "ghcr.io", False),
+        ("ghcr.io.evil.example/image", "ghcr.io", False),
+        ("ghcr.io:5000/image", "ghcr.io", False),
+        ("localhost/image", "docker.io", False),
+        ("EVIL/image", "docker.io", False),
+    ],
+)
+def test_credentials_are_for_the_registry_that_their_block_names(
+    image: str, registry: str, is_sent: bool
+) -> None:
+    sent: list[object] = []
+    notes: list[str] = []
+
+    class Api:
+        def pull(self, name: str, auth_config: object, **options: object) -> list[object]:
+            sent.append(auth_config)
+            return []
+
+    class Host:
+        name = "host"
+
+        def call_blocking(self, call: Callable[[Any], object], timeout_s: float) -> None:
+            call(Api())
+
+    pull(cast(Any, Host()), image, Login("user", "password", registry), lambda: True, notes.append)
+    expected = {"username": "user", "password": "password", "serveraddress": registry}
+    assert sent == [expected if is_sent else None]
+    assert any("are not sent to" in note for note in notes) != is_sent

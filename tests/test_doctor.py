@@ -252,6 +252,17 @@ def test_missing_gpu_and_docker_are_not_errors(
     assert find_worst(docker_checks.check_docker, context).level == "info"
 
 
+def test_findings_are_counted_in_good_english() -> None:
+    levels = ["error", "warn", "warn", "ok"]
+    assert [
+        doctor._count(levels, *each) for each in (("error", "error"), ("warn", "warning"), ("x", "x"))
+    ] == [
+        "1 error",
+        "2 warnings",
+        "0 xs",
+    ]
+
+
 # The warehouse
 
 
@@ -294,9 +305,18 @@ def test_warehouse_is_not_writable(context: CheckContext, monkeypatch: pytest.Mo
 
 def test_facts_do_not_reach_the_warehouse(context: CheckContext) -> None:
     make_warehouse()
-    write_status(trouble="the disk is full")
+    write_status(recorder_trouble="the disk is full")
     found = find_worst(machine_checks.check_warehouse, context)
     assert (found.level, "the disk is full" in found.what) == ("error", True)
+
+
+def test_bad_cluster_block_is_no_fault_of_the_warehouse(context: CheckContext) -> None:
+    make_warehouse()
+    write_status(cluster_trouble="The devices stay as they are: gpu-cluster block 'default' is invalid.")
+    assert find_worst(machine_checks.check_warehouse, context).level == "ok"
+    found = find_worst(server_checks.check_worker, context)
+    assert (found.level, "gpu-cluster block" in found.what) == ("error", True)
+    assert "Correct the GPU Cluster block" in found.fix
 
 
 # The command

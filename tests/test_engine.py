@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from gpu_flows.schedulers.cluster.spec import declare
-from gpu_flows.schedulers.engine import Engine, Refuse
-from gpu_flows.schedulers.model import Job, Start
+from gpu_flows.schedulers.engine import Engine
+from gpu_flows.schedulers.model import Job, Refuse, Start
 from gpu_flows.schedulers.policy import Policy, State, make_policy
 from tests.workloads import FailingPolicy
 
@@ -240,6 +240,18 @@ def test_an_adopted_job_keeps_its_devices() -> None:
     assert not engine.adopt(Job(id="again", gpus=2), devices, since=6.0, attempt=1), "they are taken"
     engine.ended("old")
     assert [action.job.id for action in engine.tick(11)] == ["new"]
+
+
+def test_the_network_slows_the_work_of_a_job_that_spans_nodes() -> None:
+    engine = Engine(declare("2x1"), make_policy("fifo"), network=lambda job, shape: float(len(shape[0])))
+    engine.submit(Job("wide", gpus=2, may_span_nodes=True))
+    engine.tick(0.0)
+    engine.started("wide", 10.0, 1)
+    assert engine.running["wide"].work(30.0) == 10.0
+    devices = engine.running["wide"].devices
+    engine.ended("wide")
+    engine.adopt(Job("wide", gpus=2, may_span_nodes=True), devices, 10.0, 1)
+    assert engine.running["wide"].work(30.0) == 10.0, "a worker that takes over counts the same"
 
 
 def test_a_job_is_adopted_on_unhealthy_or_undeclared_devices() -> None:

@@ -13,7 +13,7 @@ from gpu_flows.schedulers.engine import Engine
 from gpu_flows.schedulers.model import Device, Job, Node, Plan, Progress, Running, Start
 from gpu_flows.schedulers.plan_draft import InvalidMove
 from gpu_flows.schedulers.policies.fifo import Fifo
-from gpu_flows.schedulers.policy import Policy, State, make_policy
+from gpu_flows.schedulers.policy import Policy, State, make_policy, policies
 from gpu_flows.schedulers.running_order import RunningRank
 from tests.workloads import FailingPolicy
 
@@ -141,6 +141,36 @@ def test_a_refusal_names_the_processors_that_a_host_lacks() -> None:
     engine.tick(1)
     ((_, reason),) = engine.reasons()
     assert reason.code == "capacity"
+    assert "such are free, but no node with them has 1 processors left" in reason.summary
+
+
+@pytest.mark.parametrize("policy", sorted(policies()))
+def test_main_memory_is_not_promised_twice(policy: str) -> None:
+    devices = tuple(Device(f"GPU-{n}", "a", n) for n in range(4))
+    engine = Engine([Node("a", devices, cpus=16, ram_mb=64 * 1024)], make_policy(policy), can_preempt=True)
+    for name in "abc":
+        engine.submit(Job(id=name, submitted=ord(name), cpus=4, ram_mb=30 * 1024, expected_s=100))
+    done: list[str] = []
+    for now in range(1000, 9000, 50):
+        engine.tick(now)
+        assert sum(running.job.ram_mb for running in engine.running.values()) <= 64 * 1024
+        for running in [each for each in engine.running.values() if each.since <= now - 100]:
+            engine.ended(running.job.id)
+            done.append(running.job.id)
+    assert sorted(done) == ["a", "b", "c"]
+    assert not engine.policy_error
+
+
+def test_a_job_that_waits_for_main_memory_says_so() -> None:
+    devices = tuple(Device(f"GPU-{n}", "a", n) for n in range(4))
+    engine = Engine([Node("a", devices, cpus=16, ram_mb=64 * 1024)], make_policy("fifo"))
+    for name in "abc":
+        engine.submit(Job(id=name, submitted=ord(name), cpus=4, ram_mb=30 * 1024))
+    assert [action.job.id for action in engine.tick(1000)] == ["a", "b"]
+    ((_, reason),) = engine.reasons()
+    assert reason.summary.endswith("no node with them has 4 processors and 30 GB of memory left.")
+    engine.ended("a")
+    assert [action.job.id for action in engine.tick(1001)] == ["c"]
 
 
 def test_rollbacks_do_not_fill_the_queue_with_outdated_entries() -> None:

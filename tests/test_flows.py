@@ -16,7 +16,7 @@ from uuid import UUID
 
 import pytest
 from command_helpers import STUBBORN, has_ended, python
-from prefect import get_client
+from prefect import flow, get_client
 from prefect.client.schemas.filters import (
     ArtifactFilter,
     ArtifactFilterFlowRunId,
@@ -177,6 +177,44 @@ def test_command_fails_with_the_last_lines(prefect_server: str) -> None:
     state = command("no-such-command-anywhere", return_state=True)
     assert state.is_failed()
     assert "Install it where this job runs" in str(state.message)
+
+
+def run_entry(server: str, run_id: UUID, entrypoint: str) -> int:
+    """Run a flow as a worker does, and return the exit code of its process."""
+    environment = {
+        **os.environ,
+        "PREFECT_API_URL": server,
+        "PREFECT__FLOW_RUN_ID": str(run_id),
+        "PREFECT__FLOW_ENTRYPOINT": entrypoint,
+    }
+    return subprocess.run([sys.executable, "-m", "gpu_flows.runtimes.entry"], env=environment).returncode
+
+
+@pytest.mark.slow
+def test_the_process_of_a_failed_command_has_its_exit_code_and_logs_no_traceback(prefect_server: str) -> None:
+    with get_client(sync_client=True) as client:
+        codes, logs, states = [], [], []
+        for line in ("echo bad news; exit 3", "kill -9 $$", "true"):
+            run = client.create_flow_run(command, parameters={"command": line, "shell": True})
+            codes.append(run_entry(prefect_server, run.id, "gpu_flows.flows.command:command"))
+            states.append(client.read_flow_run(run.id).state_name)
+            logs += logs_of(run.id)
+    assert codes == [3, 137, 0]
+    assert states == ["Failed", "Failed", "Completed"]
+    assert any("exit code 3" in line for line in logs)
+    assert not [line for line in logs if "Traceback" in line]
+
+
+@pytest.mark.slow
+def test_a_flow_that_raises_logs_one_traceback(prefect_server: str, tmp_path: Path) -> None:
+    code = tmp_path / "broken.py"
+    code.write_text("from prefect import flow\n@flow\ndef broken():\n    raise ValueError('bad news')\n")
+    broken = flow(name="broken")(lambda: None)
+    with get_client(sync_client=True) as client:
+        run = client.create_flow_run(broken)
+        run_entry(prefect_server, run.id, f"{code}:broken")
+        assert client.read_flow_run(run.id).state_name == "Failed"
+    assert len([line for line in logs_of(run.id) if "Traceback" in line]) == 1
 
 
 @pytest.mark.slow

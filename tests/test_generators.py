@@ -134,7 +134,10 @@ def test_fitted_to_a_single_job(tmp_path: Path) -> None:
         ("poisson:jobs", "'jobs' is not KEY=VALUE"),
         ("poisson:jobs=1,jobs=2", "'jobs=2' is given twice"),
         ("poisson:jobs=0", "jobs: Input should be greater than or equal to 1"),
-        ("poisson:rate=3", "rate: Extra inputs are not permitted.*Its options: jobs, rate_per_hour"),
+        (
+            "poisson:rate=3",
+            "rate: there is no such name. Did you mean 'rate_per_hour'.*Its options: jobs, rate_per_hour",
+        ),
         ("poisson:mean_s=inf", "mean_s: Input should be a finite number"),
         ("poisson:sizes=four", "sizes: .*write GPUS:WEIGHT"),
         ("poisson:sizes=0:1", "sizes: "),

@@ -63,7 +63,7 @@ def image(prefect_engine: Daemon, tmp_path_factory: pytest.TempPathFactory) -> C
         return done.stdout.strip()
 
     run("docker", "build", "-q", "-t", "base:test", str(context))
-    run("make", "image", "BASE=base:test", f"TAG={TAG}", "EXTRAS=", cwd=str(CHECKOUT))
+    run("make", "image", "BASE=base:test", f"TAG={TAG}", "EXTRAS=", "ARGS=", cwd=str(CHECKOUT))
     return lambda *command: run("docker", "run", "--rm", "--network=none", TAG, *command)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gpu_flows.checkpoints import contract
-from gpu_flows.dispatch.job_store import KEEP_S, SWEEP_EVERY_S, JobStore
+from gpu_flows.dispatch.job_store import KEEP_S, JobStore
 from gpu_flows.dispatch.preemption import Preemption
 from gpu_flows.schedulers.model import NO_PROGRESS, Progress
 
@@ -27,6 +27,13 @@ def test_the_next_worker_reads_what_the_last_one_stored(tmp_path: Path) -> None:
     second.save_progress("a", PROGRESS)
     assert JobStore(tmp_path).load_preemption("a", 3) is None, "the preemption is complete"
     assert second.load_progress("incomplete") is second.load_progress("unknown") is NO_PROGRESS
+
+
+def test_a_worker_that_takes_over_reads_what_was_stored_since_it_started(tmp_path: Path) -> None:
+    standby, leader = JobStore(tmp_path), JobStore(tmp_path)
+    leader.save_preemption("a", 3, PREEMPTION)
+    standby.load()
+    assert standby.load_preemption("a", 3) == PREEMPTION
 
 
 def test_all_attempts_of_a_job_have_the_same_directory(tmp_path: Path) -> None:
@@ -57,9 +64,13 @@ def test_only_checkpoints_of_jobs_that_ended_long_ago_are_removed(tmp_path: Path
     assert not empty.exists()
     assert kept.exists(), "the run may be started again by hand"
     job_store.make_checkpoint_directory("again")  # the run is started again
-    now += KEEP_S + SWEEP_EVERY_S
-    job_store.finish("another")
-    assert not kept.exists()
+    job_store.retire_old()
+    assert kept.exists()
+    now += KEEP_S + 1
+    job_store.retire_old()
+    assert not kept.exists(), "it is out of use"
+    job_store.remove_retired()
+    assert not list((tmp_path / "removed").iterdir())
     assert again.exists()
     assert unfinished.exists()
     assert external.exists(), "directories outside the pool's folder are never removed"

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from conftest import eventually
-from live import DOUBLE_ALLOCATIONS, Pool
+from conftest import eventually, start_server
+from forked import Forked
+from live import DOUBLE_ALLOCATIONS, Pool, wait_for_file
 
 from gpu_flows.bootstrap.local_stack import Stack
 
 pytestmark = pytest.mark.slow
 
-ROUNDS = 3
-CRASHING_WORKER = Path(__file__).with_name("crashing_worker.py")
+ROUNDS = 5
 
 
 @pytest.mark.parametrize(
@@ -38,7 +36,8 @@ def test_a_worker_killed_at_any_point(
     crashes = points * ROUNDS
     runs = []
     for point in crashes:
-        worker = start_crashing_worker(stack, point)
+        arguments = [stack.pool, point]
+        worker = Forked("crashing_worker", arguments, stack.environment(), stack.home / "worker.log")
         run = pool.submit(f"echo $GPU_FLOWS_ATTEMPT >> {launches}; sleep 1", gpus=1)
         runs.append(run)
         assert worker.wait(timeout=120) == -9, f"the worker was killed at {point}"
@@ -48,24 +47,11 @@ def test_a_worker_killed_at_any_point(
         assert state["name"] == "Completed", f"killed {point}: {state}"
     launched = launches.read_text().split()
     assert sorted(line.rpartition(".")[0] for line in launched) == sorted(runs), "each job ran exactly once"
-    eventually(
-        lambda: pool.sql("select count(*) from job_ends where outcome = 'completed'") == [(len(runs),)],
-        "every end is recorded",
-    )
+    pool.until_recorded("select count(*) from job_ends where outcome = 'completed'", (len(runs),))
     assert pool.sql("select count(*) from attempts") == [(len(runs),)]
     assert pool.sql("select count(*) from attempt_ends") == [(len(runs),)]
     eventually(lambda: not any(pool.holders().values()), "the status shows no holder")
     assert pool.sql(DOUBLE_ALLOCATIONS) == [(0,)], "no device was allocated twice"
-
-
-def start_crashing_worker(stack: Stack, point: str) -> subprocess.Popen[bytes]:
-    log = (stack.home / "worker.log").open("ab")
-    return subprocess.Popen(
-        [sys.executable, str(CRASHING_WORKER), stack.pool, point],
-        env=stack.environment(),
-        stdout=log,
-        stderr=log,
-    )
 
 
 def start(pool: Pool, command: str, gpus: int) -> str:
@@ -87,7 +73,7 @@ def test_a_process_that_ended_without_a_worker_is_reported_as_crashed(
     assert stack.stop_jobs() == 1
     stack.start_worker()
     state = pool.until(run, "Crashed")["state"]
-    assert "while no worker was watching" in state["message"]
+    assert "ended by signal 9" in state["message"]
     pool.until(pool.submit("true", gpus=4), "Completed")
 
 
@@ -97,7 +83,7 @@ def test_an_adopted_job_can_be_cancelled(new_stack: Callable[..., Stack]) -> Non
     run = start(pool, "sleep 600", gpus=4)
     stack.stop_worker()
     stack.start_worker()
-    assert pool.holders()["SIM-node-1-0"], "its devices are still held"
+    eventually(lambda: pool.holders().get("SIM-node-1-0"), "its devices are still held")
     pool.cancel(run)
     pool.until(run, "Cancelled")
     assert "Crashed" not in pool.states(run)
@@ -110,7 +96,7 @@ def test_a_second_worker_stands_by_and_takes_over(new_stack: Callable[..., Stack
     second = Stack(stack.home, pool=stack.pool, api_url=stack.api_url)
     with second:
         second.start_worker()
-        assert b"standing by" in (stack.home / "worker.log").read_bytes()
+        assert b"standing by" in second.worker_log.read_bytes()
         pool.until(pool.submit("true", gpus=4), "Completed")
         stack.stop_worker()
         pool.until(pool.submit("true", gpus=4), "Completed")
@@ -120,24 +106,26 @@ def test_a_second_worker_stands_by_and_takes_over(new_stack: Callable[..., Stack
 def own_server(tmp_path: Path) -> Iterator[Stack]:
     """A server of its own, which a test may stop."""
     with Stack(tmp_path / "own") as stack:
-        stack.start_server()
+        start_server(stack)
         stack.set_up("1x4:GTX 1080 Ti:11", blocks=stack.pool)
         stack.start_worker()
         yield stack
 
 
-def test_a_server_restart_with_jobs_running(own_server: Stack) -> None:
+def test_a_server_restart_with_jobs_running(own_server: Stack, tmp_path: Path) -> None:
     pool = Pool(own_server)
-    running = start(pool, "sleep 40; echo survived", gpus=2)
+    running = start(pool, wait_for_file(tmp_path / "later"), gpus=2)
     before = min(pool.processes(running))
-    ends_meanwhile = pool.submit("sleep 2", gpus=2)
+    ends_meanwhile = pool.submit(wait_for_file(tmp_path / "meanwhile"), gpus=2)
     eventually(lambda: len(pool.processes(ends_meanwhile)) >= 2, "the second command runs")
     own_server.stop_server()
+    (tmp_path / "meanwhile").touch()
     eventually(
         lambda: len(pool.processes(ends_meanwhile)) < 2, "its command ends while the server is stopped"
     )
     own_server.start_server()
     assert before in pool.processes(running), "the job was not restarted"
+    (tmp_path / "later").touch()
     pool.until(running, "Completed")
     pool.until(ends_meanwhile, "Completed")
     assert set(pool.states(running)) <= {"Scheduled", "AwaitingGPU", "Pending", "Running", "Completed"}

@@ -55,13 +55,13 @@ def test_a_bare_container_from_the_form(new_stack: Callable[..., Stack], engine:
     assert pool.until(run, *ENDS)["state"]["name"] == "Completed"
     states = [state for state in pool.states(run) if state != "AwaitingGPU"]
     assert states == ["Scheduled", "Pending", "Running", "Completed"]
-    assert sorted(pool.logs(run).splitlines()) == ["SIM-one-0,SIM-one-1", "err", "out"]
+    assert sorted(pool.output(run).splitlines()) == ["SIM-one-0,SIM-one-1", "err", "out"]
     ended = pool.until(failing, *ENDS)["state"]
     assert (ended["name"], ended["message"]) == ("Failed", "The command ended with exit code 3.")
     eventually(lambda: "up" in pool.logs(stopped), "its first line is shown while it runs")
     pool.cancel(stopped)
     assert pool.until(stopped, *ENDS)["state"]["name"] == "Cancelled"
-    eventually(lambda: pool.sql("select count(*) from attempt_ends") == [(3,)], "the ends are recorded")
+    pool.until_recorded("select count(*) from attempt_ends", (3,))
     columns = "runtime, exit_code, oom_killed, peak_memory_mb > 0"
     assert pool.sql(f"select {columns} from attempt_history where job_id = '{run}'") == [
         ("docker", 0, False, True)
@@ -104,16 +104,16 @@ def test_three_hosts_under_two_policies(new_stack: Callable[..., Stack], three_e
     eventually(lambda: pool.status().policy["name"] == "round_robin", "the policy is swapped")
     second = []
     for number in range(10):  # one after the other, so that each finds all hosts free
-        second.append(bare(pool, "true", gpus=1 + number % 4))
+        second.append(bare(pool, "sleep 1", gpus=1 + number % 4))
         assert pool.until(second[-1], *ENDS)["state"]["name"] == "Completed"
-    eventually(lambda: pool.sql("select count(*) from attempt_ends") == [(20,)], "all ends are recorded")
+    pool.until_recorded("select count(*) from job_ends", (20,))
     assert pool.sql(DOUBLE_ALLOCATIONS) == [(0,)]
     rows = pool.sql("select nodes from attempts where policy = 'round_robin' order by started")
     nodes = [json.loads(row)[0] for (row,) in rows]
     assert len(nodes) == 10
     assert all(before != after for before, after in pairwise(nodes))
     assert set(nodes) == {"host-1", "host-2", "host-3"}
-    figures = "makespan_s > 0, avg_turnaround_s > 0, allocation > 0"
+    figures = "makespan_s > 0, avg_turnaround_s > 0, allocation_percent > 0"
     table = pool.sql(f"select policy, jobs, {figures} from policy_summary")
     assert sorted(table) == [("fifo", 10, True, True, True), ("round_robin", 10, True, True, True)]
 
@@ -137,10 +137,10 @@ def test_a_restarted_worker_adopts_its_containers(
     for run in runs:
         expected = "Failed" if run == runs[-1] else "Completed"
         assert pool.until(run, *ENDS)["state"]["name"] == expected
-        assert pool.logs(run).splitlines() == [f"line {number}" for number in range(1, 9)]
+        assert pool.output(run).splitlines() == [f"line {number}" for number in range(1, 9)]
         assert pool.states(run).count("Running") == 1
     assert {run: id for run, id in containers(*three_engines).items() if run in runs} == before
-    eventually(lambda: pool.sql("select count(*) from attempt_ends") == [(6,)], "all ends are recorded")
+    pool.until_recorded("select count(*) from attempt_ends", (6,))
     assert pool.sql("select count(*) from attempts") == [(6,)]
     assert pool.sql(DOUBLE_ALLOCATIONS) == [(0,)]
 
@@ -161,7 +161,7 @@ def test_a_killed_engine_is_used_again(
     engine.start()
     assert pool.until(run, *ENDS)["state"]["name"] in ("Crashed", "Failed")
     assert pool.until(waiting, *ENDS)["state"]["name"] == "Completed"
-    eventually(lambda: pool.sql("select count(*) from attempt_ends") == [(2,)], "both ends are recorded")
+    pool.until_recorded("select count(*) from attempt_ends", (2,))
     assert pool.sql("select count(*) from attempts") == [(2,)], "nothing was launched twice"
 
 

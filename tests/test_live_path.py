@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from conftest import eventually
-from live import Pool
+from live import Pool, wait_for_file
 
 from gpu_flows.bootstrap.local_stack import Stack
 
@@ -22,25 +23,40 @@ def test_a_job_gets_its_devices_runs_and_is_recorded(new_stack: Callable[..., St
     assert "AwaitingGPU" not in pool.states(run), "devices were free, so it did not wait"
     eventually(lambda: "mine: SIM-node-1-0,SIM-node-1-1" in pool.logs(run), "its output is in its logs")
 
-    row = eventually(
-        lambda: pool.sql(f"select * from job_ends where job_id = '{run}'"), "the end is in the warehouse"
-    )
-    assert row[0][2] == "completed"
+    pool.until_recorded(f"select outcome from job_ends where job_id = '{run}'", ("completed",))
     history = pool.sql(
         "select gpus, outcome, attempts, policy, turnaround_s >= run_s, run_s > 0 from job_history"
     )
     assert history == [(2, "completed", 1, "fifo", True, True)]
     held = pool.sql("select device_id, memory_mb from allocations order by device_id")
     assert held == [("SIM-node-1-0", 4096), ("SIM-node-1-1", 4096)]
-    assert pool.sql("select count(*) > 0 from samples where utilization is not null") == [(True,)]
+    pool.until_recorded("select count(*) > 0 from samples where utilization is not null", (True,))
     assert pool.sql("select policy, jobs from policy_summary") == [("fifo", 1)]
 
 
+def test_jobs_get_linked_devices_and_the_addresses_of_their_nodes(new_stack: Callable[..., Stack]) -> None:
+    pool = Pool(new_stack("2x4:GTX 1080 Ti:11"))
+    alone = pool.submit("sleep 60")
+    pool.until(alone, "Running")  # on the first device
+    cluster = pool.block("gpu-cluster")["data"]
+    linked = [{**nodes, "links": "nvlink:2"} for nodes in cluster["nodes"]]
+    pool.save_block("gpu-cluster", {**cluster, "nodes": linked})
+    eventually(lambda: all(device["links"] for device in pool.status().devices), "the links are known")
+    pair = pool.submit("echo mine: $CUDA_VISIBLE_DEVICES", gpus=2)
+    pool.until(pair, "Completed")
+    eventually(lambda: "mine: SIM-node-1-2,SIM-node-1-3" in pool.logs(pair), "it has a pair")
+    wide = pool.submit("echo to $MASTER_ADDR: $GPU_FLOWS_PEERS", gpus=6, may_span_nodes=True)
+    pool.until(wide, "Completed")
+    eventually(lambda: "to 127.0.0.1: " in pool.logs(wide), "it knows where to meet")
+    assert '{"node": "node-2", "address": "127.0.0.1", "devices": [0, 1, 2]}' in pool.logs(wide)
+    pool.cancel(alone)
+
+
 def test_waiting_runs_show_their_reason_and_start_in_order(
-    new_stack: Callable[..., Stack],
+    new_stack: Callable[..., Stack], tmp_path: Path
 ) -> None:
     pool = Pool(new_stack("1x4:GTX 1080 Ti:11"))
-    first = pool.submit("sleep 8", gpus=3)
+    first = pool.submit(wait_for_file(tmp_path / "go"), gpus=3)
     pool.until(first, "Running")
     second, third = pool.submit("true", gpus=4), pool.submit("true", gpus=1)
     waiting = pool.until(second, "AwaitingGPU")
@@ -49,6 +65,7 @@ def test_waiting_runs_show_their_reason_and_start_in_order(
     behind = pool.until(third, "AwaitingGPU")["state"]["message"]
     assert "2nd in the queue" in behind
     assert "jobs before it come first" in behind
+    (tmp_path / "go").touch()
     for run in (first, second, third):
         pool.until(run, "Completed")
     started = eventually(
@@ -61,15 +78,15 @@ def test_waiting_runs_show_their_reason_and_start_in_order(
 
 
 def test_the_policy_is_swapped_while_jobs_run_and_an_invalid_edit_changes_nothing(
-    new_stack: Callable[..., Stack],
+    new_stack: Callable[..., Stack], tmp_path: Path
 ) -> None:
     pool = Pool(new_stack("3x1:GTX 1080 Ti:11"))
-    running = pool.submit("sleep 12")
+    running = pool.submit(wait_for_file(tmp_path / "go"))
     pool.until(running, "Running")
     process = min(pool.processes(running))
     pool.save_policy("round_robin", wait_for_turn=True)
     eventually(lambda: pool.status().policy["name"] == "round_robin", "the policy is swapped")
-    assert pool.status().policy["options"] == {"wait_for_turn": True}
+    assert pool.status().policy["options"]["wait_for_turn"] is True
 
     for name, options, error in (
         ("lifo", {}, "no policy 'lifo'"),
@@ -82,6 +99,7 @@ def test_the_policy_is_swapped_while_jobs_run_and_an_invalid_edit_changes_nothin
 
     others = [pool.submit("true"), pool.submit("true")]
     assert process in pool.processes(running), "the running job was not restarted"
+    (tmp_path / "go").touch()
     for run in [*others, running]:
         assert pool.until(run, "Completed", "Failed", "Crashed")["state"]["name"] == "Completed"
     assert pool.states(running).count("Running") == 1
@@ -95,7 +113,8 @@ def test_the_policy_is_swapped_while_jobs_run_and_an_invalid_edit_changes_nothin
     )
     assert swaps[:2] == [("", "fifo", False), ("fifo", "round_robin", False)]
     assert [row[2] for row in swaps[2:]] == [True, True, True]
-    assert {row[0] for row in pool.sql("select policy from attempts")} == {"fifo", "round_robin"}
+    counted = "select policy, count(*) from attempts group by policy order by policy"
+    pool.until_recorded(counted, ("fifo", 1), ("round_robin", 2))
 
 
 @pytest.mark.parametrize(
@@ -127,7 +146,7 @@ def test_impossible_runs_are_refused_with_a_reason_and_others_run(
         assert reason in state["message"]
     assert "image 'busybox'" in pool.until(image, "Refused")["state"]["message"]
     pool.until(spread, "Completed")
-    assert pool.sql("select count(*) from job_ends where outcome = 'refused'") == [(5,)]
+    pool.until_recorded("select count(*) from job_ends where outcome = 'refused'", (5,))
 
 
 def test_a_command_instead_of_the_flow(new_stack: Callable[..., Stack]) -> None:

@@ -12,7 +12,7 @@ from shlex import quote
 
 import pytest
 from conftest import eventually
-from live import DOUBLE_ALLOCATIONS, Pool
+from live import DOUBLE_ALLOCATIONS, Pool, wait_for_file
 
 from gpu_flows.bootstrap.local_stack import Stack
 
@@ -44,7 +44,7 @@ def test_an_urgent_job_preempts_two_and_all_complete(new_stack: Callable[..., St
     second = pool.command(f"sh -c {quote(COUNTS.format(20, counted))}", gpus=2)  # as a bare command
     eventually(lambda: {line.split(".")[0] for line in lines(counted)} == {first, second}, "both jobs count")
 
-    urgent = pool.submit("sleep 1", gpus=4, priority_class="urgent")
+    urgent = pool.submit(wait_for_file(tmp_path / "go"), gpus=4, priority_class="urgent")
     name = pool.run(urgent)["name"]
     for run in (first, second):
         waiting = pool.until(run, "Preempted")["state"]
@@ -56,6 +56,7 @@ def test_an_urgent_job_preempts_two_and_all_complete(new_stack: Callable[..., St
         "the message also states what it waits for",
     )
     assert pool.state(first) == "Preempted"
+    (tmp_path / "go").touch()
     for run in (urgent, first, second):
         state = pool.until(run, "Completed", "Failed", "Crashed")["state"]
         assert state["name"] == "Completed", state
@@ -68,7 +69,7 @@ def test_an_urgent_job_preempts_two_and_all_complete(new_stack: Callable[..., St
         assert [int(n) for _, n in mine] == list(range(1, 21)), "each step ran once"
 
     count = "select count(*) from job_ends where outcome = 'completed'"
-    eventually(lambda: pool.sql(count) == [(3,)], "every end is recorded")
+    pool.until_recorded(count, (3,))
     attempts = pool.sql("select job_id, attempt, outcome from attempt_history order by job_id, attempt")
     assert sorted(attempts) == sorted(
         [(urgent, 1, "completed")]
@@ -91,17 +92,18 @@ def test_cancelled_while_preempted_and_a_worker_killed_during_a_preemption(
     quick = pool.submit("trap 'exit 85' TERM; while true; do sleep 0.5 & wait $!; done", gpus=1)
     for run in (slow_job, quick):
         eventually(lambda run=run: len(pool.processes(run)) >= 2, "it runs")
-    urgent = pool.submit("sleep 2", gpus=2, priority_class="urgent")
+    urgent = pool.submit(wait_for_file(tmp_path / "first"), gpus=2, priority_class="urgent")
     eventually(asked.exists, "the job was asked to stop")
     stack.stop_worker(signal.SIGKILL)
     pool.cancel(quick)
     stack.start_worker()
     pool.until(slow_job, "Preempted")
     pool.until(quick, "Cancelled")
+    (tmp_path / "first").touch()
     pool.until(urgent, "Completed")
     pool.until(slow_job, "Running")
     assert "Crashed" not in pool.states(slow_job)
-    again = pool.submit("true", gpus=2, priority_class="urgent")
+    again = pool.submit(wait_for_file(tmp_path / "again"), gpus=2, priority_class="urgent")
     pool.until(slow_job, "Preempted")
     gpu_flows = [sys.executable, "-m", "gpu_flows.cli"]
 
@@ -112,6 +114,7 @@ def test_cancelled_while_preempted_and_a_worker_killed_during_a_preemption(
     eventually(lambda: outcomes() == ["preempted", "preempted"], "`why` shows both attempts")
     (shown,) = json.loads(stack.run([*gpu_flows, "cancel", slow_job, "--json"]))
     assert shown["state"] == "Cancelled", "there is no process to stop"
+    (tmp_path / "again").touch()
     pool.until(again, "Completed")
     eventually(lambda: not pool.status().waiting and not any(pool.holders().values()), "no job waits or runs")
     assert pool.sql(DOUBLE_ALLOCATIONS) == [(0,)]
@@ -151,7 +154,5 @@ def test_an_elastic_job_shrinks_for_another_and_grows_again(
     pool.cancel(elastic)
     pool.until(elastic, "Cancelled")
     ended = "select outcome from attempt_history where outcome <> 'completed' order by started"
-    eventually(
-        lambda: pool.sql(ended) == [("resized",), ("resized",), ("cancelled",)], "every attempt is recorded"
-    )
+    pool.until_recorded(ended, ("resized",), ("resized",), ("cancelled",))
     assert pool.sql(DOUBLE_ALLOCATIONS) == [(0,)]

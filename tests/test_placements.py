@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from gpu_flows.schedulers.cluster.device_links import parse_links
 from gpu_flows.schedulers.cluster.spec import declare
 from gpu_flows.schedulers.cluster.state import Cluster
 from gpu_flows.schedulers.model import Device, Job, Node
@@ -144,7 +145,8 @@ def mixed_nodes(random: Random) -> list[Node]:
             for model, memory_gb in [kinds[index % len(kinds)]]
         )
         cpus = random.choice((0.0, 4.0, 16.0))
-        nodes.append(Node(name, devices, f"r{number // 3}", cpus))
+        links = parse_links(random.choice(("", "nvlink:2")) if len(devices) > 1 else "", len(devices))
+        nodes.append(Node(name, devices, f"r{number // 3}", cpus, links=links))
     return nodes
 
 
@@ -230,7 +232,9 @@ def test_idle_devices_of_racks_and_changed_nodes_are_tracked() -> None:
         if on.mark_device(device.id, random.random() < 0.8):
             touched.add(device.node)
         if random.random() < 0.1:
-            on.mark_node(f"node-{random.randint(1, 12)}", random.random() < 0.7)
+            name = f"node-{random.randint(1, 12)}"
+            on.mark_node(name, random.random() < 0.7)
+            touched.add(name)
         assert {node.name for node in on.changed_since(before)} == touched
         assert {name: rack.idle for name, rack in on.racks.items()} == idle_in_racks(on)
     on.set_nodes(declare("5x4@2"))

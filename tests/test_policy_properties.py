@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 
 from gpu_flows.schedulers.cluster.spec import declare
 from gpu_flows.schedulers.engine import Engine
-from gpu_flows.schedulers.model import Job, Node
+from gpu_flows.schedulers.model import Device, Job, Node
 from gpu_flows.schedulers.placement.options import PLACEMENTS
 from gpu_flows.schedulers.policy import make_policy, policies
 from gpu_flows.schedulers.simulation.simulator import Attempt, Simulation, simulate
@@ -18,6 +18,7 @@ from gpu_flows.schedulers.workload import Arrival
 from tests.workloads import motley_workloads, workloads
 
 EVERY = sorted(policies())
+SHARING = ("schedtune",)  # with its default options it lets jobs share devices
 every_policy = pytest.mark.parametrize("policy", EVERY)
 quick = settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
@@ -63,7 +64,7 @@ def test_devices_serve_one_job_at_a_time_and_jobs_get_all_or_nothing(
         assert len({device.node for device in attempt.devices}) == 1
 
 
-MOTLEY = [replace(node, cpus=8.0) for node in declare("2x2:A100:80+2x4:T4:16+1x1:A100:40")]
+MOTLEY = [replace(node, cpus=8.0) for node in declare("2x2:A100:80+2x4:T4:16@1+1x1:A100:40")]
 WITH_OPTIONS = [
     *((policy, {}) for policy in EVERY),
     *((policy, {"elastic": True}) for policy in ("fifo", "srtf", "tiresias")),
@@ -73,6 +74,10 @@ WITH_OPTIONS = [
     ("round_robin", {"wait_for_turn": True}),
     ("edf", {"preemptive": False}),
     ("gavel", {"objective": "min_makespan"}),
+    ("dally", {"timers": "none", "lease_s": 5.0}),
+    ("dally", {"timers": "consolidated", "lease_s": 5.0}),
+    ("dally", {"timers": "manual", "node_timer_s": 3.0, "rack_timer_s": 6.0, "lease_s": 4.0}),
+    ("patient", {"lease_s": 5.0, "move_s": 0.0}),
 ]
 
 
@@ -87,7 +92,7 @@ def test_on_mixed_devices_mixed_jobs_get_what_they_ask_for_and_end(
     for job in found.jobs:
         impossible = job.reason is not None and job.reason.code == "impossible"
         assert impossible or job.ended is not None, f"{job.arrival.job}: {job.reason}"
-    holds: dict[str, list[tuple[float, float]]] = {}
+    holds: dict[Device, list[tuple[float, float, int]]] = {}
     cpus: dict[str, list[tuple[float, float, float]]] = {}
     for attempt in found.attempts:
         job = jobs[attempt.job_id].arrival.job
@@ -95,14 +100,24 @@ def test_on_mixed_devices_mixed_jobs_get_what_they_ask_for_and_end(
         assert all(job.accepts(device) for device in attempt.devices)
         assert job.may_span_nodes or len({device.node for device in attempt.devices}) == 1
         for device in attempt.devices:
-            holds.setdefault(device.id, []).append((attempt.started, attempt.ended))
+            holds.setdefault(device, []).append((attempt.started, attempt.ended, job.memory_mb))
         for node in {device.node for device in attempt.devices}:
             cpus.setdefault(node, []).append((attempt.started, attempt.ended, job.cpus))
-    for stretches in holds.values():
-        assert all(before[1] <= after[0] for before, after in pairwise(sorted(stretches)))
+    for device, stretches in holds.items():
+        if policy in SHARING:
+            assert_memory_suffices(device, stretches)
+        else:
+            assert all(before[1] <= after[0] for before, after in pairwise(sorted(stretches)))
     for stretches in cpus.values():
         for moment, _, _ in stretches:
             assert sum(asked for begin, end, asked in stretches if begin <= moment < end) <= 8
+
+
+def assert_memory_suffices(device: Device, stretches: list[tuple[float, float, int]]) -> None:
+    """Jobs that state their memory share the device while it suffices; one that does not is alone."""
+    for moment, _, _ in stretches:
+        asked = [memory_mb for begin, end, memory_mb in stretches if begin <= moment < end]
+        assert len(asked) < 2 or (all(asked) and sum(asked) <= device.memory_mb)
 
 
 @every_policy

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_pool import FakePool, in_event_loop, preempt_two_jobs
+from fake_pool import FakePool, happens, in_event_loop, preempt_two_jobs
 
 from gpu_flows.checkpoints.contract import CHECKPOINTED
 from gpu_flows.schedulers.policy import Policy, make_policy
@@ -100,14 +100,14 @@ async def test_random_order_of_events(tmp_path: Path, seed: int) -> None:
             await pool.settle()
     pool.gateway.reachable = True
     ended = {"completed", "failed", "cancelled"}
-    for _ in range(3000):
-        if all(pool.gateway.states[job_id] in ended for job_id, _ in jobs):
-            break
+
+    def let_end() -> bool:
         for job_id in sorted(pool.runtime.live):
             pool.runtime.exit(job_id, 0)
         pool.dispatcher.wake()
-        await asyncio.sleep(0.001)
-    assert {pool.gateway.states[job_id] for job_id, _ in jobs} <= ended
+        return all(pool.gateway.states[job_id] in ended for job_id, _ in jobs)
+
+    assert await happens(let_end), pool.gateway.states
     await pool.wait_for(lambda: not pool.dispatcher.executing(), "all executions have finished")
     assert pool.engine.cluster.idle == 4
     assert not pool.engine.policy_error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,17 @@ from prefect.states import Cancelled, Pending
 
 from gpu_flows.blocks import GpuCluster
 from gpu_flows.checkpoints import contract
-from gpu_flows.dispatch.gateway import Unreachable
-from gpu_flows.prefect_api.container_request import CONTAINER_FLOW, FLOW_COMMAND
+from gpu_flows.dispatch.gateway import HeldBack, Unreachable
+from gpu_flows.prefect_api.container_request import FLOW_COMMAND
+from gpu_flows.prefect_api.conventions import CONTAINER_FLOW
 from gpu_flows.prefect_api.due_jobs import DueJobs
+from gpu_flows.prefect_api.job_builder import DueJob
 from gpu_flows.prefect_api.launch_builder import RUN_FLOW, LaunchBuilder
+from gpu_flows.prefect_api.placement_text import describe_devices, placement_tags
 from gpu_flows.prefect_api.prefect_gateway import PrefectGateway
 from gpu_flows.prefect_api.run_states import RunStates
-from gpu_flows.runtimes.base import Attempt, Launch, LaunchError, Refused
+from gpu_flows.prefect_api.worker_log import WorkerLog
+from gpu_flows.runtimes.base import Attempt, End, Launch, LaunchError, Refused
 from gpu_flows.schedulers.cluster.spec import declare
 from gpu_flows.schedulers.model import Reason, Start
 
@@ -40,13 +45,19 @@ class Pool:
             lambda job_id: 2,
             lambda job_id, root: Path(root or folder) / job_id,
         )
-        self.gateway = PrefectGateway(self.due_jobs, RunStates(self.prefect.client, POOL), launches)
+        self.log = WorkerLog(self.prefect.client)
+        self.gateway = PrefectGateway(self.due_jobs, RunStates(self.prefect.client), launches, self.log)
+
+    def lines(self) -> list[str]:
+        """The worker's lines in the logs of all runs."""
+        asyncio.run(self.log.send())
+        return [entry["message"] for entry in self.prefect.logs]
 
     def find(self, run: FlowRun, devices: int = 1) -> Start:
         """A start of this run on so many devices."""
         jobs = asyncio.run(self.due_jobs.find([run.id])).jobs
         (node,) = declare("1x4")
-        return Start(jobs[0], node.devices[:devices])
+        return Start(jobs[0].job, node.devices[:devices])
 
     def claim(self, run: FlowRun, devices: int = 1) -> Launch | None:
         return asyncio.run(self.gateway.claim(self.find(run, devices), "fifo", 7.0))
@@ -103,6 +114,18 @@ def test_a_command_replaces_the_flow(pool: Pool) -> None:
     assert (launch.directory, launch.grace_s, launch.handles_intents) == ("/tmp", 5, False)
     assert launch.env["LR"] == "0.1"
     assert launch.container is None
+
+
+@pytest.mark.parametrize("image", ["", "busybox"])
+def test_a_job_on_several_nodes_gets_its_peers(docker_pool: Pool, image: str) -> None:
+    variables = {"command": "true", "image": image, "env": {"MASTER_PORT": "29500"}}
+    start = docker_pool.find(docker_pool.prefect.add_run(job_variables=variables))
+    first, second = declare("2x1")
+    start = start._replace(devices=(*first.devices, *second.devices))
+    launch = asyncio.run(docker_pool.gateway.claim(start, "fifo", 7.0))
+    assert launch
+    assert [peer["node"] for peer in json.loads(launch.env["GPU_FLOWS_PEERS"])] == ["node-1", "node-2"]
+    assert (launch.env["MASTER_ADDR"], launch.env["MASTER_PORT"]) == ("127.0.0.1", "29500")
 
 
 def test_an_image_is_refused_where_jobs_run_as_processes(pool: Pool) -> None:
@@ -186,6 +209,22 @@ def test_a_claim_is_released_when_the_server_fails_before_the_launch(
     assert pool.prefect.state_names(run.id) == ["Scheduled", "Pending", "AwaitingGPU"]
 
 
+@pytest.mark.parametrize("status", [401, 403, 429, 500])
+def test_a_refusal_while_the_launch_is_built_returns_the_run_to_the_queue(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch, status: int
+) -> None:
+    request = httpx.Request("POST", "http://server")
+
+    async def refuse(*_: object) -> Launch:
+        raise httpx.HTTPStatusError("no", request=request, response=httpx.Response(status, request=request))
+
+    run = pool.prefect.add_run()
+    monkeypatch.setattr(pool.gateway._launches, "build", refuse)
+    with pytest.raises(Unreachable):
+        pool.claim(run)
+    assert pool.prefect.state_names(run.id)[-1] == "AwaitingGPU"
+
+
 def test_a_launch_that_overwrote_a_cancellation_is_reported(pool: Pool) -> None:
     run = pool.prefect.add_run()
     start = pool.find(run)
@@ -202,3 +241,71 @@ def test_a_refused_job_shows_the_reason(pool: Pool) -> None:
     state = pool.prefect.history[run.id][-1]
     assert (state.name, state.type) == ("Refused", "FAILED")
     assert "too large" in str(state.message)
+
+
+# -- what the owner of a run sees -------------------------------------------------------------
+
+
+def test_the_log_of_a_run_says_where_it_starts_and_resumes(pool: Pool, tmp_path: Path) -> None:
+    run = pool.prefect.add_run()
+    checkpoints = tmp_path / str(run.id)
+    checkpoints.mkdir()
+    for step in (312, 624):
+        contract.write_entry(checkpoints, contract.Entry("saved", 1, 5.0, step))
+    start = pool.find(run)
+    (node,) = declare("1x4")
+    devices = (node.devices[0], node.devices[1], node.devices[3])
+    launch = asyncio.run(pool.gateway.claim(Start(start.job, devices), "fifo", 7.0))
+    assert launch
+    assert pool.lines() == [
+        f"Starting again on {node.name}: GPU 0-1, 3 (policy 'fifo', attempt 3); it resumes from step 624."
+    ]
+    pool.prefect.runs[run.id].tags.append("mine")
+    asyncio.run(pool.due_jobs.find([run.id]))
+    asyncio.run(pool.gateway.report_launch(Attempt(launch, "here:1", 8.0)))
+    tag = f"gpus:{node.name}:0-1,3"
+    assert pool.prefect.runs[run.id].tags == ["mine", tag]
+
+    end = pool.gateway.report_end(launch, End(contract.CHECKPOINTED), "reschedule", "Preempted for b.")
+    assert asyncio.run(end)[0] == "preempted"
+    assert pool.prefect.runs[run.id].tags == ["mine"], "a waiting run is nowhere"
+    assert "waits again" in pool.lines()[-1]
+
+
+def test_a_refusal_is_in_the_log(pool: Pool) -> None:
+    run = pool.prefect.add_run()
+    asyncio.run(pool.gateway.refuse(pool.find(run).job, Reason("impossible", "too large", "Ask for less.")))
+    assert pool.lines() == ["Refused: too large Ask for less."]
+
+
+@pytest.mark.parametrize("change", [{"concurrency_limit": 0}, {"is_paused": True}])
+def test_a_limit_that_changed_since_the_plan_turns_the_job_back(pool: Pool, change: dict[str, Any]) -> None:
+    run = pool.prefect.add_run()
+    start = pool.find(run)
+    pool.due_jobs.admission.put(DueJob(start.job))
+    pool.prefect.pool = pool.prefect.pool.model_copy(update=change)
+    with pytest.raises(HeldBack):
+        asyncio.run(pool.gateway.claim(start, "fifo", 7.0))
+    state = pool.prefect.history[run.id][-1]
+    assert (state.type, state.name) == ("SCHEDULED", "AwaitingGPU")
+    assert "Work pool" in str(state.message)
+
+
+def test_a_server_that_is_away_while_limits_are_read_releases_the_claim(pool: Pool) -> None:
+    run = pool.prefect.add_run()
+    start = pool.find(run)
+
+    async def fail(name: str) -> Any:
+        raise httpx.ConnectError("the server is away")
+
+    pool.prefect.read_work_pool = fail  # type: ignore[method-assign]
+    with pytest.raises(Unreachable):
+        asyncio.run(pool.gateway.claim(start, "fifo", 7.0))
+    assert pool.prefect.state_names(run.id)[-1] == "AwaitingGPU"
+
+
+def test_the_devices_of_many_nodes_have_one_tag() -> None:
+    devices = [device for node in declare("5x2") for device in node.devices]
+    assert placement_tags(devices) == ["gpus:10 on 5 nodes"]
+    assert placement_tags(()) == []
+    assert describe_devices(devices[:3]).count("GPU") == 2

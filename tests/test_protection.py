@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gpu_flows.prefect_api.job_builder import job_from_variables
+from gpu_flows.prefect_api.job_builder import job_from_variables, read_variables
 from gpu_flows.prefect_api.job_variables import BadJobVariables
 from gpu_flows.schedulers.cluster.spec import declare
 from gpu_flows.schedulers.engine import Engine
@@ -174,7 +174,7 @@ def test_a_preempted_job_is_not_refused_when_the_cluster_shrank() -> None:
 
 
 def job(**variables: Any) -> Job:
-    return job_from_variables("run", variables, due=datetime.now(UTC))
+    return job_from_variables("run", read_variables(variables), due=datetime.now(UTC))
 
 
 def test_job_variables_about_preemption_and_size() -> None:

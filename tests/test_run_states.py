@@ -4,27 +4,32 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from datetime import timedelta
 from typing import Any
 from uuid import UUID, uuid4
 
 import httpx
 import pytest
-from fake_prefect import POOL, FakePrefect
+from fake_lease import FakeLease
+from fake_prefect import FakePrefect
 from prefect.client.schemas.objects import FlowRun, State, StateType
 from prefect.states import (
     Cancelled,
     Cancelling,
     Completed,
     Crashed,
+    Failed,
     Paused,
     Pending,
     Running,
+    Scheduled,
+    Suspended,
 )
 
+from gpu_flows.checkpoints import contract
 from gpu_flows.common.retry import Backoff
 from gpu_flows.dispatch.gateway import Unreachable
-from gpu_flows.prefect_api import final_states, run_states, server_retry
+from gpu_flows.prefect_api import final_states, server_retry
+from gpu_flows.prefect_api.claims import Claim, parse_claim
 from gpu_flows.prefect_api.run_states import RunStates
 from gpu_flows.prefect_api.server_retry import retry_until_answered
 from gpu_flows.runtimes.base import End, Intent
@@ -40,7 +45,7 @@ def prefect() -> FakePrefect:
 
 @pytest.fixture
 def states(prefect: FakePrefect) -> RunStates:
-    return RunStates(prefect.client, POOL)
+    return RunStates(prefect.client)
 
 
 def claimed(prefect: FakePrefect, states: RunStates) -> FlowRun:
@@ -62,7 +67,7 @@ def test_the_first_claim_is_accepted_and_the_second_is_lost(prefect: FakePrefect
     run = prefect.add_run()
     claim = asyncio.run(states.claim(run.id))
     assert claim == prefect.history[run.id][-1].id
-    assert asyncio.run(RunStates(prefect.client, POOL).claim(run.id)) is None
+    assert asyncio.run(RunStates(prefect.client).claim(run.id)) is None
     assert prefect.state_names(run.id) == ["Scheduled", "Pending"]
 
 
@@ -121,20 +126,81 @@ def test_only_a_pending_run_is_released(prefect: FakePrefect, states: RunStates,
     assert prefect.state_names(run.id)[-1] == later.name
 
 
-def test_abandoned_claims_are_told_from_live_ones(
-    prefect: FakePrefect, states: RunStates, monkeypatch: pytest.MonkeyPatch
+def test_a_claim_says_under_which_lease_and_where_the_run_runs(prefect: FakePrefect) -> None:
+    states = RunStates(prefect.client, FakeLease("17"), lambda: "w 1", "host:/folder")
+    run = prefect.add_run()
+    assert asyncio.run(states.claim(run.id, ["GPU-1", "GPU-2"]))
+    claim = asyncio.run(states.read_claim(prefect.runs[run.id]))
+    assert claim
+    assert claim == Claim("17", "w 1", "host:/folder", ("GPU-1", "GPU-2"), claim.id)
+    assert claim.host == "host"
+    prefect.set_state(run.id, Running())
+    assert asyncio.run(states.read_claim(prefect.runs[run.id])) == claim, "it is in the run's history"
+    prefect.set_state(run.id, Scheduled())
+    assert asyncio.run(states.read_claim(prefect.runs[run.id])) is None, "it waits again"
+    prefect.set_state(run.id, Pending(message="by another kind of worker"))
+    assert asyncio.run(states.read_claim(prefect.runs[run.id])) is None
+
+
+def test_without_a_valid_lease_nothing_is_claimed(prefect: FakePrefect) -> None:
+    states = RunStates(prefect.client, FakeLease(valid=False))
+    run = prefect.add_run()
+    with pytest.raises(Unreachable, match="another worker"):
+        asyncio.run(states.claim(run.id))
+    assert prefect.state_names(run.id) == ["Scheduled"]
+
+
+def test_the_lease_is_checked_after_the_wait_for_another_request(prefect: FakePrefect) -> None:
+    lease = FakeLease()
+    states = RunStates(prefect.client, lease)
+    run = prefect.add_run()
+
+    async def race() -> None:
+        async with states._lock(run.id):
+            claiming = asyncio.ensure_future(states.claim(run.id))
+            await asyncio.sleep(0)
+            lease.valid = False
+        with pytest.raises(Unreachable):
+            await claiming
+
+    asyncio.run(race())
+    assert prefect.state_names(run.id) == ["Scheduled"]
+
+
+def test_the_claim_of_another_place_is_not_released(prefect: FakePrefect) -> None:
+    here, there = (RunStates(prefect.client, place=place) for place in ("here:/", "there:/"))
+    run = claimed(prefect, there)
+    asyncio.run(here.release_claim(run.id, "late"))
+    assert prefect.state_names(run.id)[-1] == "Pending"
+    claim = asyncio.run(here.read_claim(prefect.runs[run.id]))
+    asyncio.run(here.release_claim(run.id, "it is dead", claim))
+    assert prefect.state_names(run.id)[-1] == "AwaitingGPU"
+    assert asyncio.run(there.claim(run.id))
+    asyncio.run(here.release_claim(run.id, "late", claim))
+    assert prefect.state_names(run.id)[-1] == "Pending", "another claim, though of the same worker and lease"
+
+
+def test_a_claim_without_an_id_is_understood() -> None:
+    claim = Claim("1", "w", "here:/", ("GPU-1",))
+    assert parse_claim('Claimed under lease 1 by worker w at here:/; devices: ["GPU-1"].') == claim
+    assert parse_claim(f"Starting on node-1: GPU 0.\n{claim}") == claim, "the first line is for people"
+
+
+@pytest.mark.parametrize(
+    ("before", "outcome", "name"),
+    [
+        (Running(), "crashed", "Lost"),
+        (Cancelling(), "cancelled", "Cancelled"),
+        (Completed(), "", "Completed"),
+    ],
+)
+def test_the_run_of_a_dead_machine_has_crashed(
+    prefect: FakePrefect, states: RunStates, before: State[Any], outcome: str, name: str
 ) -> None:
-    here = claimed(prefect, states)
-    assert states.is_abandoned_claim(here), "only this worker can have claimed it on this machine"
-    assert not RunStates(prefect.client, "other pool").is_abandoned_claim(here)
-    monkeypatch.setattr(socket, "gethostname", lambda: "elsewhere")
-    assert not states.is_abandoned_claim(here), "another machine may still launch it"
-    here.state.timestamp -= run_states.ABANDONED_AFTER + timedelta(seconds=1)  # type: ignore[union-attr]
-    assert states.is_abandoned_claim(here)
-    here.infrastructure_pid = "somewhere:1"
-    assert not states.is_abandoned_claim(here), "it was launched"
-    prefect.set_state(here.id, Pending(message="by another kind of worker"))
-    assert not states.is_abandoned_claim(prefect.runs[here.id])
+    run = claimed(prefect, states)
+    prefect.set_state(run.id, before)
+    assert asyncio.run(states.report_lost(run.id, "machine x is dead")) == outcome
+    assert prefect.state_names(run.id)[-1] == name
 
 
 # -- waiting ----------------------------------------------------------------------------------
@@ -209,7 +275,13 @@ def test_a_reason_on_a_preempted_run_keeps_the_first_line(prefect: FakePrefect, 
         (Crashed(), End(-15), "cancel", True, "cancelled"),
         (Cancelling(), End(0), None, False, "cancelled"),
         (Crashed(), End(1), None, True, "crashed"),
-        (Paused(), End(0), None, True, "suspended"),
+        (Suspended(), End(0), None, True, "suspended"),
+        (Suspended(), End(143), "reschedule", False, "suspended"),
+        (Suspended(), End(0), "reschedule", False, "completed"),
+        (Suspended(), End(3), None, False, "failed"),
+        (Suspended(), End(0), "cancel", True, "cancelled"),
+        (Suspended(), End(lost=True), "reschedule", True, "crashed"),
+        (Paused(), End(1), None, True, "crashed"),
         (Pending(), End(0), "reschedule", False, "completed"),
         (Running(), End(0), "reschedule", True, "preempted"),
         (Running(), End(1), "reschedule", False, "preempted"),
@@ -248,6 +320,44 @@ def test_a_requeued_run_keeps_its_place_and_its_retries(prefect: FakePrefect, st
     assert run.next_scheduled_start_time == run.expected_start_time
     assert run.infrastructure_pid is None
     assert (run.empirical_policy.retry_type, run.empirical_policy.resuming) == ("reschedule", True)
+
+
+@pytest.mark.parametrize(
+    ("current", "end", "reports_itself", "outcome"),
+    [
+        (Failed(), End(0), True, "preempted"),  # a flow reports that it failed
+        (Crashed(), End(1), True, "preempted"),
+        (Running(), End(1), False, "preempted"),  # a command
+        (Completed(), End(0), True, "completed"),  # it met the error and went on
+        (Running(), End(0), False, "completed"),
+        (Cancelled(), End(1), True, "cancelled"),
+        (Cancelling(), End(1), False, "cancelled"),
+    ],
+)
+def test_a_run_that_ran_out_of_memory_waits_again(
+    prefect: FakePrefect,
+    states: RunStates,
+    current: State[Any],
+    end: End,
+    reports_itself: bool,
+    outcome: str,
+) -> None:
+    run_id = running(prefect)
+    prefect.set_state(run_id, current)
+    for _ in range(2):  # the second time is of a worker that finds it requeued
+        found, _ = asyncio.run(states.finish(run_id, end, None, reports_itself, "more", out_of_memory=True))
+        assert found == outcome
+    run = prefect.runs[run_id]
+    assert prefect.state_names(run_id).count("OutOfMemory") == (outcome == "preempted")
+    if outcome == "preempted":
+        assert run.next_scheduled_start_time == run.expected_start_time
+        assert (run.empirical_policy.retry_type, run.empirical_policy.resuming) == ("reschedule", True)
+
+
+def test_a_flow_that_can_get_no_more_memory_has_failed(prefect: FakePrefect, states: RunStates) -> None:
+    run_id = running(prefect)
+    end = End(contract.OUT_OF_MEMORY, detail="No device has more.")
+    assert asyncio.run(states.finish(run_id, end, None, True)) == ("failed", "No device has more.")
 
 
 def test_a_run_is_requeued_once(prefect: FakePrefect, states: RunStates) -> None:
@@ -328,15 +438,47 @@ def http_error(status: int) -> httpx.HTTPStatusError:
     return httpx.HTTPStatusError("no", request=request, response=httpx.Response(status, request=request))
 
 
-def test_server_errors_and_too_many_requests_are_temporary() -> None:
-    assert all(server_retry.is_temporary(http_error(status)) for status in (500, 503, 429, 408))
+def test_refusals_that_do_not_concern_the_call_are_temporary() -> None:
+    temporary = (500, 503, 429, 408, 401, 403)
+    assert all(server_retry.is_temporary(http_error(status)) for status in temporary)
     assert server_retry.is_temporary(httpx.ReadTimeout("late"))
     assert not server_retry.is_temporary(ValueError())
+    assert not server_retry.is_temporary(http_error(422))
 
 
-def test_a_call_that_the_server_rejects_is_not_repeated() -> None:
-    async def reject() -> None:
-        raise http_error(422)
+class Refusing:
+    """A call that the server answers with this status, a number of times."""
 
+    def __init__(self, status: int, times: int) -> None:
+        self.status, self.times, self.calls = status, times, 0
+
+    async def __call__(self) -> int:
+        self.calls += 1
+        if self.calls <= self.times:
+            raise http_error(self.status)
+        return self.calls
+
+
+@pytest.mark.parametrize("status", [401, 403, 429, 500])
+def test_a_refusal_is_repeated_for_as_long_as_it_takes(status: int, caplog: pytest.LogCaptureFixture) -> None:
+    assert asyncio.run(retry_until_answered(Refusing(status, 40), Backoff(first_s=0))) == 41
+    assert len(caplog.records) == 1, "it is logged once"
+
+
+def test_a_call_is_repeated_a_few_times_if_the_server_rejects_its_content() -> None:
+    assert asyncio.run(retry_until_answered(Refusing(422, 4), Backoff(first_s=0))) == 5
+    rejected = Refusing(422, 1000)
     with pytest.raises(httpx.HTTPStatusError):
-        asyncio.run(retry_until_answered(reject))
+        asyncio.run(retry_until_answered(rejected, Backoff(first_s=0)))
+    assert rejected.calls == server_retry.TRIES_WHEN_REJECTED
+
+
+def test_an_end_that_the_server_rejects_is_still_an_end(
+    prefect: FakePrefect, states: RunStates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_id = running(prefect)
+    monkeypatch.setattr(retry_until_answered, "__defaults__", (Backoff(first_s=0),))
+    monkeypatch.setattr(prefect, "read_flow_run", lambda _: Refusing(422, 1)())
+    outcome, detail = asyncio.run(states.finish(run_id, End(3), None, False))
+    assert outcome == "failed"
+    assert "rejects" in detail

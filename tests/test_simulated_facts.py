@@ -82,7 +82,9 @@ def test_sql_gives_the_figures_of_the_summary_exactly(
     for name, simulation in found.items():
         summary = summarize(simulation)
         assert summary.impossible > 0
-        columns = "pool, jobs, finished, makespan_s, avg_turnaround_s, avg_queueing_s, restarts, allocation"
+        columns = (
+            "pool, jobs, finished, makespan_s, avg_turnaround_s, avg_queueing_s, restarts, allocation_percent"
+        )
         [(pool, *figures)] = ask(database, f"select {columns} from policy_summary where policy = '{name}'")
         restarts = summary.preemptions + summary.moves + summary.losses
         exact = conditions == Conditions()  # else moments are random, and microseconds round them
@@ -94,13 +96,28 @@ def test_sql_gives_the_figures_of_the_summary_exactly(
                 summary.avg_turnaround_s,
                 summary.avg_queueing_s,
                 restarts,
-                summary.allocation,
+                100 * summary.allocation,
             ],
             rel=1e-12 if exact else 1e-6,
         )
         refused = f"select count(*) from failures where outcome = 'refused' and pool = '{pool}'"
         assert ask(database, refused) == [(summary.impossible,)]
     assert ask(database, "select count(*), count(distinct experiment) from experiment_summary") == [(2, 1)]
+
+
+def test_first_job_that_does_not_end_leaves_the_figures_of_the_others(database: Path) -> None:
+    impossible = Arrival(Job("impossible", 0.0, gpus=6), 5.0)
+    lost = Arrival(Job("lost", 10.0, gpus=2), 5.0)
+    rest = [Arrival(Job(f"job-{number}", 100.0 + number, gpus=2), 50.0) for number in range(4)]
+    simulation = simulate([impossible, *rest], NODES, make_policy("fifo"))
+    write(database, {"fifo": simulation})
+    figure = "select allocation_percent from policy_summary"
+    assert ask(database, figure) == [(pytest.approx(100 * summarize(simulation).allocation),)]
+    simulation = simulate([lost, *rest], NODES, make_policy("fifo"))
+    simulation.jobs[0].ended = None
+    write(database, {"lost": simulation})
+    tiers = "select tier from attempt_tiers join jobs using (job_id) where name = 'lost'"
+    assert ask(database, tiers) == [("node",)]
 
 
 def test_every_job_attempt_and_device_is_there(database: Path) -> None:

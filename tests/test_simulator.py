@@ -11,8 +11,9 @@ from hypothesis import given, settings
 
 from gpu_flows.schedulers.cluster.spec import declare
 from gpu_flows.schedulers.model import Job
+from gpu_flows.schedulers.network.tiers import Tiers
 from gpu_flows.schedulers.policy import make_policy
-from gpu_flows.schedulers.simulation.conditions import Conditions, Tiers
+from gpu_flows.schedulers.simulation.conditions import Conditions
 from gpu_flows.schedulers.simulation.estimates import parse_estimates
 from gpu_flows.schedulers.simulation.profiles import Profile
 from gpu_flows.schedulers.simulation.simulator import Simulation, simulate
@@ -242,7 +243,9 @@ def test_slow_jobs_do_not_preempt_each_other_in_turn() -> None:
         Arrival(Job("whole", submitted=1, nodes=("node-1",)), 120),
         *(Arrival(Job(f"tick-{n}", submitted=10.0 * n, nodes=("node-3",)), 1) for n in range(1, 30)),
     ]
-    found = simulate(arrivals, declare("3x1"), make_policy("srtf"), Conditions(tiers=Tiers(nodes=3, racks=3)))
+    found = simulate(
+        arrivals, declare("3x1"), make_policy("srtf"), Conditions(network=Tiers(nodes=3, racks=3))
+    )
     assert found.preemptions <= 2
 
 

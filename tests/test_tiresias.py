@@ -130,6 +130,10 @@ CHAIN = [
     promote=st.sampled_from([0, 0, 1, 3]),
 )
 @example(jobs=CHAIN, cluster="2x4", limits=[9, 259], promote=0)
+# Here a victim is moved, because a job before it takes its device. No end changes by that.
+@example(
+    jobs=[Ask(0, 1, 106), Ask(0, 1, 100), Ask(81, 7, 8), Ask(104, 1, 3)], cluster="1x8", limits=[2], promote=3
+)
 def test_every_job_ends_as_in_a_replay_of_the_authors_lists(
     jobs: list[Ask], cluster: str, limits: list[int], promote: int
 ) -> None:
@@ -138,7 +142,6 @@ def test_every_job_ends_as_in_a_replay_of_the_authors_lists(
     assert found.policy_error == ""
     assert [job.ended for job in found.jobs] == said.ends
     assert (found.preemptions, found.decisions) == (said.preemptions, said.events)
-    assert found.moves == 0 or cluster != "1x8"  # on several nodes a victim may find another place
 
 
 @settings(max_examples=50, deadline=None)

@@ -103,6 +103,18 @@ def test_bad_optional_cells(write: Write, column: str, value: str, expected: str
         load(path)
 
 
+def test_quote_that_is_not_closed_is_found_where_it_opens(write: Write) -> None:
+    rows = [f"job-{number},0,1,60" for number in range(20)]
+    rows[3] = 'job-3,0,1,"60'
+    with pytest.raises(TraceError, match=r"line 5, column duration: .* line 21: is a quote not closed"):
+        load(write(NATIVE, *rows))
+    rows[3] = '"job-3,0,1,60'
+    with pytest.raises(
+        TraceError, match=r"line 5 has 1 cells instead of 4. .* line 21: is a quote not closed"
+    ):
+        load(write(NATIVE, *rows))
+
+
 def test_rows_with_too_few_cells_and_duplicate_ids_are_refused(write: Write) -> None:
     with pytest.raises(TraceError, match="line 3 has 2 cells instead of 4"):
         load(write(NATIVE, "a,0,1,60", "b,0"))

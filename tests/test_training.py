@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
 
 torch = pytest.importorskip("torch", reason="needs gpu-flows[train]")
 
+from gpu_flows.checkpoints import contract  # noqa: E402
 from gpu_flows.checkpoints.process_group import ProcessGroup  # noqa: E402
 from gpu_flows.training import registry  # noqa: E402
 from gpu_flows.training.adam import Adam  # noqa: E402
@@ -326,3 +328,12 @@ def test_training_does_not_import_the_compiler() -> None:
         "assert 'torch._dynamo' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_a_training_says_from_which_step_it_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(contract.DIRECTORY, str(tmp_path))
+    notes: list[str] = []
+    train(TrainConfig(steps=3, checkpoint_seconds=0), on_note=notes.append)
+    assert not any("resumed" in note for note in notes)
+    train(TrainConfig(steps=5), on_note=notes.append)
+    assert notes[-1] == "resumed from step 3"

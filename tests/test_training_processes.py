@@ -20,7 +20,7 @@ torch = pytest.importorskip("torch", reason="needs gpu-flows[train]")
 
 from gpu_flows.checkpoints import contract  # noqa: E402
 from gpu_flows.flows import training_processes  # noqa: E402
-from gpu_flows.flows.command_runner import Command, CommandError, Outcome  # noqa: E402
+from gpu_flows.flows.command_runner import Command, CommandFailed, Outcome  # noqa: E402
 from gpu_flows.training import launch  # noqa: E402
 from gpu_flows.training.config import TrainConfig  # noqa: E402
 from gpu_flows.training.loop import train  # noqa: E402
@@ -197,7 +197,7 @@ def test_processes_have_less_grace_than_the_flow(
 ) -> None:
     monkeypatch.setenv(contract.GRACE, "20")
     started = processes_report(exit_code=1)
-    with pytest.raises(CommandError, match="exit code 1"):
+    with pytest.raises(CommandFailed, match="exit code 1"):
         training_processes.train_in_processes(TrainConfig(), 2, print, print)
     assert started[0].grace_seconds < 20
     assert int(started[0].environment["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"]) < started[0].grace_seconds
@@ -229,7 +229,7 @@ def test_a_users_model_is_registered_in_the_processes(
     launch._import_file(str(file), "own")  # as a script with a user's flow does
     try:
         started = processes_report(exit_code=1)
-        with pytest.raises(CommandError):
+        with pytest.raises(CommandFailed):
             training_processes.train_in_processes(TrainConfig(model="own"), 2, print, print)
         models.unregister("own")
         monkeypatch.setattr(

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import cast
+from itertools import islice
 
 import pytest
-from fake_prefect import POOL, FakePrefect
+from fake_prefect import FakePrefect
 from prefect.client.schemas.objects import FlowRun
 
-from gpu_flows.dispatch.dispatcher import Dispatcher
 from gpu_flows.prefect_api import waiting_notes
 from gpu_flows.prefect_api.run_states import RunStates
 from gpu_flows.prefect_api.waiting_notes import HEAD, MOST_PER_ROUND, WaitingNotes
@@ -18,14 +18,14 @@ from gpu_flows.schedulers.model import Job, Reason
 
 
 @dataclass
-class FakeDispatcher:
-    """The queue as a dispatcher reports it."""
+class FakeQueue:
+    """The waiting jobs of a pool."""
 
     active: bool = True
     queue: list[tuple[Job, Reason]] = field(default_factory=list)
 
-    def reasons(self) -> list[tuple[Job, Reason]]:
-        return self.queue
+    def reasons(self, limit: int) -> Iterator[tuple[Job, Reason]]:
+        return islice(self.queue, limit)
 
     def waits(self, job_id: str) -> bool:
         return any(job.id == job_id for job, _ in self.queue)
@@ -35,15 +35,15 @@ class Notes:
     """Waiting notes for a queue of fake runs."""
 
     def __init__(self, runs: int = 1) -> None:
-        self.prefect, self.dispatcher = FakePrefect(), FakeDispatcher()
-        states = RunStates(self.prefect.client, POOL)
-        self.notes = WaitingNotes(cast(Dispatcher, self.dispatcher), states)
+        self.prefect, self.waiting = FakePrefect(), FakeQueue()
+        states = RunStates(self.prefect.client)
+        self.notes = WaitingNotes(self.waiting, states)
         self.runs = [self.prefect.add_run() for _ in range(runs)]
         self.wait_for("busy")
 
     def wait_for(self, message: str, code: str = "capacity") -> None:
         """All runs wait for this reason from now on."""
-        self.dispatcher.queue = [(Job(str(run.id)), Reason(code, message)) for run in self.runs]
+        self.waiting.queue = [(Job(str(run.id)), Reason(code, message)) for run in self.runs]
 
     def round(self) -> None:
         asyncio.run(self.notes.write_round())
@@ -104,7 +104,7 @@ def test_no_note_is_written_on_a_run_that_no_longer_waits() -> None:
     read = notes.prefect.read_flow_run
 
     async def start_meanwhile(run_id: object) -> FlowRun:
-        notes.dispatcher.queue = [entry for entry in notes.dispatcher.queue if entry[0].id != str(started.id)]
+        notes.waiting.queue = [entry for entry in notes.waiting.queue if entry[0].id != str(started.id)]
         return await read(run_id)  # type: ignore[arg-type]
 
     notes.prefect.read_flow_run = start_meanwhile  # type: ignore[method-assign, assignment]
@@ -115,7 +115,7 @@ def test_no_note_is_written_on_a_run_that_no_longer_waits() -> None:
 def test_a_worker_without_the_lease_writes_no_notes() -> None:
     notes = Notes()
     notes.round()
-    notes.dispatcher.active = False
+    notes.waiting.active = False
     notes.round()
     assert notes.written(notes.runs[0]) == []
 

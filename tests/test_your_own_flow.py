@@ -107,9 +107,10 @@ def test_the_page_from_a_plain_flow_to_sql(new_stack: Callable[..., Stack], tmp_
 
 def test_the_environment_table_names_what_a_run_really_has(new_stack: Callable[..., Stack]) -> None:
     named = set(re.findall(r"`((?:CUDA|NVIDIA|GPU_FLOWS)_[A-Z_]+)`", PAGE.read_text()))
-    assert len(named) == 8
-    pool = Pool(new_stack())
-    run = pool.submit("; ".join(f'test -n "${name}" && echo has {name}' for name in sorted(named)))
+    assert len(named) == 9
+    pool = Pool(new_stack("2x1"))
+    command = "; ".join(f'test -n "${name}" && echo has {name}' for name in sorted(named))
+    run = pool.submit(command, gpus=2, may_span_nodes=True)
     assert pool.until(run, "Completed", "Failed", "Crashed")["state"]["name"] == "Completed"
     for name in named:
         eventually(lambda name=name: f"has {name}" in pool.logs(run), f"{name} is set")

@@ -1,16 +1,13 @@
-"""Line charts that compare policies: how long jobs took, and how busy the devices were."""
+"""The line chart that compares how long jobs took under each policy."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import groupby
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from gpu_flows.analytics.charts.axes import LinearAxis, LogarithmicAxis, draw_time_axis, format_duration
+from gpu_flows.analytics.charts.axes import LogarithmicAxis, draw_time_axis
 from gpu_flows.analytics.charts.layout import (
-    BINS,
     BOTTOM,
     FAINT,
     GRID,
@@ -21,8 +18,8 @@ from gpu_flows.analytics.charts.layout import (
     TOP,
     WIDTH,
 )
-from gpu_flows.analytics.charts.sheet import Sheet, draw_empty_chart, pixels, printable
-from gpu_flows.schedulers.simulation.summary import DeviceUse, Floats
+from gpu_flows.analytics.charts.sheet import Sheet, draw_empty_chart, pixels, printable, svg_path
+from gpu_flows.schedulers.simulation.summary import Floats
 
 POINTS = 300  # of a line: more than a screen can show
 # These colours differ for people with any colour vision and on paper. Further lines are dashed.
@@ -54,34 +51,10 @@ def _cumulate(ascending: Floats) -> list[tuple[float, float]]:
     return points
 
 
-def draw_utilization_chart(uses: Mapping[str, DeviceUse]) -> str:
-    """Draw, for each policy, how busy the devices were over time."""
-    begin = min((float(use.since.min()) for use in uses.values() if len(use.since)), default=0.0)
-    end = max((float(use.until.max()) for use in uses.values() if len(use.until)), default=0.0)
-    if end <= begin:
-        return draw_empty_chart("Utilization over time", "No job ran.")
-    edges = np.linspace(begin, end, BINS + 1)
-    lines = {label: _bin(use, edges) for label, use in uses.items()}
-    subtitle = f"Mean over all devices, in {BINS} intervals of {format_duration(edges[1] - edges[0])} each"
-    return _draw_lines("Utilization over time", subtitle, LinearAxis(begin, end), lines, "time")
-
-
-def _bin(use: DeviceUse, edges: Floats) -> list[tuple[float, float]]:
-    """Return the points of a line that is level within each interval, and falls to 0 after the last use."""
-    if not len(use.until):
-        return []
-    shares = use.over_time(edges).tolist()
-    last = math.ceil((float(use.until.max()) - edges[0]) / (edges[1] - edges[0]) - 1e-9)
-    points: list[tuple[float, float]] = []
-    for number in range(max(1, last)):
-        points += [(edges[number], shares[number]), (edges[number + 1], shares[number])]
-    return [*points, (points[-1][0], 0.0)]
-
-
 def _draw_lines(
     title: str,
     subtitle: str,
-    axis: LinearAxis | LogarithmicAxis,
+    axis: LogarithmicAxis,
     lines: Mapping[str, Sequence[tuple[float, float]]],
     axis_name: str,
 ) -> str:
@@ -98,7 +71,7 @@ def _draw_lines(
     for number, (label, points) in enumerate(lines.items()):
         style = _line_style(number)
         if points:
-            path = _svg_path((LEFT + width * axis.at(x), TOP + height * (1 - share)) for x, share in points)
+            path = svg_path((LEFT + width * axis.at(x), TOP + height * (1 - share)) for x, share in points)
             sheet.add(f'<path d="{path}" fill="none" stroke-width="1.8" stroke-linejoin="round" {style}/>')
         x, y = LEFT + width + 20, TOP + 12 + 20 * number
         sheet.add(f'<path d="M{pixels(x)} {pixels(y - 4)}h20" stroke-width="2.5" fill="none" {style}/>')
@@ -110,9 +83,3 @@ def _line_style(number: int) -> str:
     dash = DASHES[number // len(COLOURS) % len(DASHES)]
     dashed = f' stroke-dasharray="{dash}"' if dash else ""
     return f'stroke="{COLOURS[number % len(COLOURS)]}"{dashed}'
-
-
-def _svg_path(points: Iterable[tuple[float, float]]) -> str:
-    """Return a path through the points, without those that round to the same place as the one before."""
-    drawn = (place for place, _ in groupby(f"{pixels(x)} {pixels(y)}" for x, y in points))
-    return "M" + "L".join(drawn)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from html import escape
+from itertools import groupby
 
 from gpu_flows.analytics.charts.layout import BOTTOM, FAINT, INK, LEFT, TOP, WIDTH
 
@@ -75,3 +77,9 @@ def printable(text: str) -> str:
 
 def _escape(text: str) -> str:
     return escape(printable(text))
+
+
+def svg_path(points: Iterable[tuple[float, float]]) -> str:
+    """Return a path through the points, without those that round to the same place as the one before."""
+    drawn = (place for place, _ in groupby(f"{pixels(x)} {pixels(y)}" for x, y in points))
+    return "M" + "L".join(drawn)

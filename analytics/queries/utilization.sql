@@ -5,7 +5,7 @@ select
     model,
     device_id,
     samples,
-    round(utilization, 1) as utilization,
+    round(utilization_percent, 1) as utilization_percent,
     round(memory_used_mb) as memory_used_mb,
     round(power_w, 1) as power_w,
     max_temperature_c

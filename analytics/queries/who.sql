@@ -6,8 +6,9 @@ select
     count(*) filter (where state = 'running') as running,
     count(*) filter (where outcome = 'completed') as completed,
     round(sum(gpus * run_s) / 3600, 3) as gpu_hours,
-    round(avg(turnaround_s), 1) as avg_turnaround_s,
-    round(avg(queueing_s), 1) as avg_queueing_s
+    -- like job_metrics: a job that was refused, or cancelled while it waited, has no turnaround
+    round(avg(turnaround_s) filter (where attempts > 0), 1) as avg_turnaround_s,
+    round(avg(queueing_s) filter (where attempts > 0), 1) as avg_queueing_s
 from job_history
 group by user_name
 order by gpu_hours desc, user_name;

@@ -19,6 +19,6 @@ select
     device_id,
     coalesce(sum(held_s), 0) as held_s,
     sum(available_s) as available_s,
-    coalesce(sum(held_s), 0) / nullif(sum(available_s), 0) as allocation
+    100 * coalesce(sum(held_s), 0) / nullif(sum(available_s), 0) as allocation_percent
 from available left join busy using (pool, node, device_id)
 group by grouping sets ((), (pool), (pool, node), (pool, node, device_id));

@@ -23,7 +23,7 @@ with groups as (
     group by grouping sets ((pool, policy), (experiment, pool, policy))
     having grouping(experiment) = 1 or experiment <> ''
 )
-select groups.*, use.allocation, use.utilization
+select groups.*, use.allocation_percent, use.utilization_percent
 from groups
 left join policy_use as use
     on use.pool = groups.pool

@@ -1,5 +1,5 @@
 -- How much of the devices each policy used over its periods (see policy_spans): allocation is device-seconds
--- held / available, utilization is the time-weighted mean of samples (0 to 100).
+-- held / available, utilization is the time-weighted mean of samples.
 create or replace view policy_use as
 with shares as (
     select spans.*, shared_seconds(spans.since, spans.until, available.since, available.until) as available_s,
@@ -21,7 +21,7 @@ select
     policy,
     coalesce(sum(held_s), 0) as held_s,
     sum(available_s) as available_s,
-    coalesce(sum(held_s), 0) / nullif(sum(available_s), 0) as allocation,
-    mean_over_time(utilization, measured_s) as utilization
+    100 * coalesce(sum(held_s), 0) / nullif(sum(available_s), 0) as allocation_percent,
+    mean_over_time(utilization, measured_s) as utilization_percent
 from shares
 group by pool, experiment, policy;

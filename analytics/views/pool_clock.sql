@@ -15,6 +15,8 @@ from (
     union all
     select pool, time from decisions
     union all
+    select pool, time from offers
+    union all
     select pool, time from swaps
     union all
     select pool, time from devices

@@ -14,6 +14,6 @@ select
     make_timestamptz(60_000_000 * (since // 60_000_000)) as minute,
     device_id,
     sum(until - since) / 1e6 as measured_s,
-    mean_over_time(utilization, until - since) as utilization
+    mean_over_time(utilization, until - since) as utilization_percent
 from pieces
 group by device_id, since // 60_000_000;

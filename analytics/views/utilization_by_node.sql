@@ -1,11 +1,11 @@
--- The time-weighted mean of the sampled utilization (0 to 100) of each node's devices.
+-- The time-weighted mean of the sampled utilization of each node's devices.
 create or replace view utilization_by_node as
 select
     pool,
     node,
     count(distinct device_id) as devices,
     sum(seconds(since, until)) as measured_s,
-    mean_over_time(utilization, seconds(since, until)) as utilization
+    mean_over_time(utilization, seconds(since, until)) as utilization_percent
 from device_readings
 left join device_home using (device_id)
 group by pool, node;

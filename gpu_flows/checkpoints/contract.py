@@ -3,9 +3,11 @@
 - The job keeps its checkpoints in the directory that GPU_FLOWS_CHECKPOINT_DIR names. The directory belongs to
   the job and is the same for every attempt, on every node.
 - SIGTERM asks the job to save and exit within GPU_FLOWS_GRACE_SECONDS; after that it is killed.
-- Exit code 85 means: the job was asked to stop and has saved. All other exit codes keep their usual meaning.
+- Exit code 85 means: the job was asked to stop and has saved. Exit code 86 means: the job ran out of GPU
+  memory. All other exit codes keep their usual meaning.
 - The job may append one line of JSON to `journal.jsonl` in that directory each time it saves a checkpoint,
-  restores one, or stops. The facts about lost work and the cost of saving come from these lines.
+  restores one, or stops. The facts about lost work and the cost of saving come from these lines. A line with
+  the event `memory` states in `bytes` the most GPU memory that the job has used on a device.
 
 This module uses only the standard library, because the worker imports it too.
 """
@@ -17,19 +19,24 @@ import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 DIRECTORY = "GPU_FLOWS_CHECKPOINT_DIR"
 GRACE = "GPU_FLOWS_GRACE_SECONDS"
 ATTEMPT = "GPU_FLOWS_ATTEMPT"  # `<job id>.<number>`
+EXIT_CODE = (
+    "GPU_FLOWS_EXIT_CODE"  # set by a flow for its own process: the exit code of the command that it ran
+)
 CHECKPOINTED = 85
+OUT_OF_MEMORY = 86
 JOURNAL = "journal.jsonl"
 
 # The job writes the journal, so it may contain anything. Entries beyond these limits are ignored.
 MAX_JOURNAL_BYTES = 4 * 2**20
 MAX_NUMBER, MAX_TIME = 2**53, 1e11
 
-EventKind = Literal["saved", "restored", "left"]
+EventKind = Literal["saved", "restored", "left", "memory"]
+EVENTS = frozenset(get_args(EventKind))
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +85,7 @@ def _parse_entry(line: str) -> Entry | None:
         values = json.loads(line)
         entry = Entry(**{field.name: values[field.name] for field in fields(Entry) if field.name in values})
         numbers = (entry.attempt, entry.time, entry.step, entry.seconds, entry.bytes)
-        valid = entry.event in ("saved", "restored", "left") and all(
+        valid = entry.event in EVENTS and all(
             isinstance(number, int | float) and 0 <= number < MAX_NUMBER for number in numbers
         )
     except (ValueError, TypeError, KeyError):

@@ -45,7 +45,21 @@ _COMMANDS_BY_PACKAGE = [
             "submit": "Submit a job: a command, a container, or a run of a deployment.",
             "queue": "List waiting jobs with their reasons, and running jobs.",
             "why": "Explain one run: why it waits, where it runs, or how it ended.",
-            "cancel": "Cancel waiting and running runs.",
+            "logs": "Print the output of a run, also while it runs.",
+            "history": "List jobs, also those that have ended.",
+            "cancel": "Cancel runs that have not ended.",
+            "hold": "Keep waiting jobs from starting.",
+            "release": "Let held jobs start.",
+            "suspend": "Let running jobs save, stop and free their devices.",
+            "resume": "Let suspended jobs continue.",
+            "priority": "Change the priority of a waiting job.",
+        },
+    ),
+    (
+        "gpu_flows.cli.jobs",
+        {
+            "drain": "Start no more jobs on a node.",
+            "undrain": "Take a drained node back into service.",
         },
     ),
     (
@@ -63,6 +77,7 @@ _COMMANDS_BY_PACKAGE = [
             "compare": "Compare policies on the same workload.",
         },
     ),
+    ("gpu_flows.cli", {"predict": "Predict the memory and the time of a job before it runs."}),
     ("gpu_flows.cli", {"sql": "Query the warehouse: SQL, or a named query."}),
     ("gpu_flows.cli.doctor", {"doctor": "Check the setup, and show how to fix what is wrong."}),
 ]
@@ -139,6 +154,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _run(arguments: list[str]) -> int:
+    from gpu_flows.cli.prefect_settings import use_running_server
+
+    use_running_server()
     try:
         code = app(arguments, prog_name="gpu-flows", standalone_mode=False)
         return code if isinstance(code, int) else 0

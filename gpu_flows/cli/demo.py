@@ -33,7 +33,7 @@ SIZES = (1, 2, 4, 1, 3, 2, 1, 4, 2, 1)  # devices of each job, the same under bo
 JOBS_TIMEOUT_S, FACTS_TIMEOUT_S = 600.0, 30.0
 COLUMNS = (
     *("policy", "jobs", "makespan_s", "avg_turnaround_s", "avg_queueing_s"),
-    *("allocation", "utilization"),
+    *("allocation_percent", "utilization_percent"),
 )
 
 
@@ -59,7 +59,9 @@ def demo(
     the end an SQL query compares the policies.
     """
     from gpu_flows.bootstrap.local_stack import Stack, StackError
+    from gpu_flows.config import paths
 
+    users_home = paths.home()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # like Ctrl-C
     home = Path(tempfile.mkdtemp(prefix="gpu-flows-demo-"))
     console = make_console()
@@ -70,7 +72,7 @@ def demo(
             _run_both_batches(stack, console)
             show(_draw_comparison(home / "warehouse.duckdb"))
             if keep:
-                _keep_running(stack, console)
+                _keep_running(stack, users_home, console)
             else:
                 console.print("\nTo look around in the Prefect UI afterwards: gpu-flows demo --keep")
     except StackError as error:
@@ -146,7 +148,7 @@ def _wait_for_jobs(client: PrefectClient, bars: Progress, batches: list[Batch], 
 
 def _update_bar(client: PrefectClient, bars: Progress, batch: Batch) -> int:
     """Show the states of a batch. Returns how many of its jobs have ended."""
-    from gpu_flows.cli.jobs.runs import FINAL_STATES
+    from gpu_flows.prefect_api.conventions import FINAL_STATES
 
     found = client.post("/flow_runs/filter", {"flow_runs": {"id": {"any_": batch.runs}}})
     states = [run["state"]["type"] for run in found]
@@ -166,18 +168,18 @@ def _draw_comparison(database: Path) -> Any:
 
     wait_until(all_recorded, FACTS_TIMEOUT_S, every_s=0.5)
     found = run_query(database, "policies", {"pool": POOL})
-    rows = [[_format(column, row[found.columns.index(column)]) for column in COLUMNS] for row in found.rows]
+    rows = [[row[found.columns.index(column)] for column in COLUMNS] for row in found.rows]
     return make_table(COLUMNS, rows, right=COLUMNS[1:])
 
 
-def _format(column: str, value: Any) -> Any:
-    percent = {"allocation": 100, "utilization": 1}  # a fraction, and a percentage already
-    return f"{percent[column] * value:.0f}%" if column in percent and value is not None else value
+def _keep_running(stack: Stack, users_home: Path, console: Console) -> None:
+    from gpu_flows.config.running_server import announced
 
-
-def _keep_running(stack: Stack, console: Console) -> None:
-    console.print(f"\nThe Prefect UI is at {stack.ui_url}. In another terminal:\n")
-    console.print(f"  export PREFECT_API_URL={stack.api_url} GPU_FLOWS_HOME={stack.home}")
-    console.print("  gpu-flows sql policies\n\nCtrl-C stops and removes everything.")
-    while True:
-        time.sleep(1)
+    server = stack.describe_server("gpu-flows demo --keep")
+    with announced(server, users_home) as found:
+        console.print(f"\nThe Prefect UI is at {stack.ui_url}. In another terminal:\n")
+        if not found:  # commands find the server of `gpu-flows up`
+            console.print(f"  export PREFECT_API_URL={stack.api_url} GPU_FLOWS_HOME={stack.home}")
+        console.print("  gpu-flows sql policies\n\nCtrl-C stops and removes everything.")
+        while True:
+            time.sleep(1)

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Group
+from rich.table import Table
 from rich.text import Text
 
 from gpu_flows.cli import output
 from gpu_flows.cli.errors import CommandError
 from gpu_flows.cli.options import DEFAULT_POOL, JsonOption, PoolOption, WatchOption, examples
-from gpu_flows.schedulers.model import Device
-from gpu_flows.worker.status import read_status
+from gpu_flows.schedulers.model import DEFAULT_RACK, Device, Node
+from gpu_flows.schedulers.reasons import DRAINED
+from gpu_flows.worker.status import describe_place, read_status
+
+if TYPE_CHECKING:
+    from gpu_flows.schedulers.cluster.spec import NodeGroup
+
+COLUMNS = ("node", "GPU", "model", "place", "busy", "memory", "power", "temp", "health", "jobs")
 
 
 @examples("gpu-flows gpus", "gpu-flows gpus --watch", "gpu-flows gpus --json | jq '.devices[].id'")
@@ -40,7 +48,7 @@ class _Source:
         status = read_status(self.pool)
         if status:
             note = f"Read by the worker of pool {self.pool!r}."
-            trouble = status.trouble
+            trouble = status.cluster_trouble
             return {"source": "worker", "note": note, "devices": status.devices, "trouble": trouble}
         devices, why_not = self._read_driver()
         if not why_not:
@@ -71,8 +79,11 @@ class _Source:
         except DeviceError as error:
             return [], str(error)
         readings = {reading.device_id: reading for reading in self._nvml.read()}
-        devices = [device for node in nodes for device in node.devices]
-        found = [_describe(device, readings.get(device.id) or Reading(device.id)) for device in devices]
+        found = [
+            _describe(node, device, readings.get(device.id) or Reading(device.id))
+            for node in nodes
+            for device in node.devices
+        ]
         return found, ""
 
 
@@ -80,29 +91,39 @@ def _read_declared(pool: str) -> list[dict[str, Any]]:
     """The devices that the pool's cluster block declares; none if it cannot be read."""
     from gpu_flows.cli.prefect_client import CLUSTER_BLOCK, PrefectClient
     from gpu_flows.devices.base import Reading
-    from gpu_flows.schedulers.cluster.spec import declare
+    from gpu_flows.schedulers.cluster.spec import build_nodes
 
     with suppress(CommandError, ValueError, KeyError, TypeError):
         block = PrefectClient(timeout_s=5).read_pool_block(pool, "cluster", CLUSTER_BLOCK)
-        if block.get("hosts"):
-            devices = [device for host in block["hosts"] for device in _declare_on_host(host)]
+        if hosts := block.get("hosts"):  # only a worker knows the devices that a host really has
+            nodes = [
+                _read_kind(host).make_node(host["name"], host.get("rack", DEFAULT_RACK)) for host in hosts
+            ]
         else:
-            kinds = block.get("nodes") or []
-            spec = "+".join(f"{k['count']}x{k['gpus']}:{k['model']}:{k['memory_gb']:g}" for k in kinds)
-            devices = [device for node in (declare(spec) if spec else []) for device in node.devices]
-        return [_describe(device, Reading(device.id)) for device in devices]
+            nodes = build_nodes(_read_kind(kind) for kind in block.get("nodes") or [])
+        return [_describe(node, device, Reading(device.id)) for node in nodes for device in node.devices]
     return []
 
 
-def _declare_on_host(host: dict[str, Any]) -> list[Device]:
-    """The devices that a Docker host declares. Only a worker knows the ones that it really has."""
-    name, memory_mb = host["name"], round(1024 * host["memory_gb"])
-    return [Device(f"SIM-{name}-{i}", name, i, host["model"], memory_mb) for i in range(host["gpus"])]
+def _read_kind(form: dict[str, Any]) -> NodeGroup:
+    """The kind of node that a saved form describes: of declared nodes, or of a Docker host."""
+    from gpu_flows.schedulers.cluster.spec import NodeGroup
+
+    return NodeGroup(
+        form.get("count", 1),
+        form["gpus"],
+        form["model"],
+        round(1024 * form["memory_gb"]),
+        form.get("rack_size", 0),
+        form.get("rack", DEFAULT_RACK),
+        links=form.get("links", ""),
+    )
 
 
-def _describe(device: Any, reading: Any) -> dict[str, Any]:
+def _describe(node: Node, device: Device, reading: Any) -> dict[str, Any]:
     """A device in the form of the worker's status."""
     return {
+        **describe_place(node, device.index),
         "id": device.id,
         "node": device.node,
         "index": device.index,
@@ -119,16 +140,24 @@ def _describe(device: Any, reading: Any) -> dict[str, Any]:
 
 
 def _draw(found: dict[str, Any]) -> Group:
-    """Draw the table. The reason why a whole node is down is printed once, below the table."""
-    columns = ["node", "GPU", "model", "busy", "memory", "power", "temp", "health", "jobs"]
-    down = _find_nodes_down(found["devices"])
+    """Draw the table. The reason why a whole node is down is printed once, below the table; a node that was
+    drained is not down."""
+    down = {node: why for node, why in _find_nodes_down(found["devices"]).items() if why != DRAINED}
     rows = [_draw_row(device, "down" if device["node"] in down else "") for device in found["devices"]]
-    numbers = ("GPU", "busy", "memory", "power", "temp")
+    has_places = any(row["place"] for row in rows)
+    table = _draw_table(rows, () if has_places else ("place",))
+    if has_places and not output.fits(table):
+        table = _draw_table(rows, ("power", "temp"))
     troubles = [f"{node} is down. {why}" for node, why in down.items()]
     troubles += [found["trouble"]] if found.get("trouble") else []
-    table = output.make_table(columns, rows, right=numbers)
     notes = [output.make_cell(trouble, "red") for trouble in troubles]
     return Group(table, Text(), *notes, Text(found["note"], style="dim"))
+
+
+def _draw_table(rows: list[dict[str, object]], without: Collection[str]) -> Table:
+    columns = [name for name in COLUMNS if name not in without]
+    cells = [[row[name] for name in columns] for row in rows]
+    return output.make_table(columns, cells, right=("GPU", "busy", "memory", "power", "temp"))
 
 
 def _find_nodes_down(devices: list[dict[str, Any]]) -> dict[str, str]:
@@ -141,20 +170,37 @@ def _find_nodes_down(devices: list[dict[str, Any]]) -> dict[str, str]:
     }
 
 
-def _draw_row(device: dict[str, Any], instead: str = "") -> list[object]:
+def _draw_row(device: dict[str, Any], instead: str = "") -> dict[str, object]:
     used, total = device["memory_used_mb"], device["memory_mb"]
     sick = output.make_cell(instead or device["detail"] or "sick", "red")
-    return [
-        device["node"],
-        device["index"],
-        device["model"],
-        _format_number(device["utilization"], "%"),
-        f"{_format_number(used and used / 1024, '', 1)} / {total / 1024:.0f} GB",
-        _format_number(device["power_w"], " W"),
-        _format_number(device["temperature_c"], " C"),
-        output.make_cell("ok", "green") if device["healthy"] else sick,
-        ", ".join(device["jobs"]) or "-",
-    ]
+    return {
+        "node": device["node"],
+        "GPU": device["index"],
+        "model": device["model"],
+        "place": _format_place(device),
+        "busy": _format_number(device["utilization"], "%"),
+        "memory": f"{_format_number(used and used / 1024, '', 1)} / {total / 1024:.0f} GB",
+        "power": _format_number(device["power_w"], " W"),
+        "temp": _format_number(device["temperature_c"], " C"),
+        "health": output.make_cell("ok", "green") if device["healthy"] else sick,
+        "jobs": ", ".join(device["jobs"]) or "-",
+    }
+
+
+def _format_place(device: dict[str, Any]) -> str:
+    """The rack, and the devices of the node that this one is linked with most closely; empty if it has
+    neither. `rack-1 NVLink 0-3`."""
+    rack, links = device.get("rack", ""), device.get("links", [])
+    parts = [rack] if rack != DEFAULT_RACK else []
+    if links:
+        parts.append(f"{links[0]['link']} {_format_indexes(links[0]['devices'])}")
+    return " ".join(parts)
+
+
+def _format_indexes(indexes: list[int]) -> str:
+    if indexes == list(range(indexes[0], indexes[-1] + 1)):
+        return f"{indexes[0]}-{indexes[-1]}"
+    return ",".join(map(str, indexes))
 
 
 def _format_number(value: float | None, unit: str, digits: int = 0) -> str:

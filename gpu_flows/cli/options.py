@@ -11,6 +11,7 @@ from typing import Annotated, Any, TypeVar, get_type_hints
 import typer
 
 from gpu_flows.cli.errors import BadInput
+from gpu_flows.common.quantities import parse_duration
 
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
@@ -30,6 +31,23 @@ def examples(*lines: str, **settings: Any) -> Callable[[F], F]:
         return function
 
     return decorate
+
+
+def quantity_option(metavar: str, help: str, parse: Callable[[str], float]) -> Any:
+    """An option whose value is written with a unit."""
+
+    def read(text: str) -> float:
+        try:
+            return parse(text)
+        except ValueError as error:
+            raise typer.BadParameter(f"{error}.") from None
+
+    return typer.Option(metavar=metavar, help=help, parser=read)
+
+
+def duration_option(help: str) -> Any:
+    text = f"{help} As 90s, 30m or 1h30m; a bare number is seconds."
+    return quantity_option("TIME", text, parse_duration)
 
 
 def add_command(app: typer.Typer, name: str, function: Callable[..., None]) -> None:

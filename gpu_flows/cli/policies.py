@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rich.console import Group
+from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
@@ -15,6 +15,7 @@ from gpu_flows.schedulers.policy import Policy
 from gpu_flows.schedulers.policy import policies as all_policies
 from gpu_flows.worker.status import read_status
 
+LEAST_TEXT = 30  # characters for the description of an option
 _BOUNDS = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
 
 
@@ -76,14 +77,24 @@ def _draw(found: dict[str, Any]) -> Group:
             for option in policy["options"]
         ]
         if rows:
-            columns = ["option", "default", "may be", "what it does"]
-            shown.append(Padding(output.make_table(columns, rows), (0, 0, 0, 2), expand=False))
+            shown.append(Padding(_draw_options(rows), (0, 0, 0, 2), expand=False))
         shown.append(Text())
     if found["in_force"] is None:
         shown.append(
             Text(f"No worker serves pool {found['pool']!r} on this machine, so none is in force here.", "dim")
         )
     return Group(*shown)
+
+
+def _draw_options(rows: list[list[str]]) -> RenderableType:
+    """A table, or a list where the terminal is too narrow for it: the last column must have some room."""
+    columns = ["option", "default", "may be", "what it does"]
+    without_text = [[*row[:-1], "x" * LEAST_TEXT] for row in rows]
+    if output.fits(Padding(output.make_table(columns, without_text), (0, 0, 0, 2), expand=False)):
+        return output.make_table(columns, rows)
+    return output.make_value_list(
+        *((name, f"{default} ({allowed})\n{text}".strip()) for name, default, allowed, text in rows)
+    )
 
 
 def _list_traits(policy: dict[str, Any]) -> list[str]:

@@ -16,11 +16,12 @@ from urllib.parse import quote
 from gpu_flows.cli.errors import BAD_INPUT, CommandError
 from gpu_flows.cli.prefect_settings import read_setting
 from gpu_flows.common.retry import Backoff, retry_blocking
+from gpu_flows.config.running_server import find_running_server
+from gpu_flows.prefect_api.conventions import PAGE
 
 if TYPE_CHECKING:
     import httpx
 
-PAGE = 200  # the server's limit for one request
 BUSY = (429, 502, 503)  # among others the answers of a server on SQLite while another process writes
 RETRIES = Backoff(first_s=0.25, factor=1.6, most_s=1.0, attempts=5)
 SCHEDULER_BLOCK, CLUSTER_BLOCK, WAREHOUSE_BLOCK = "gpu-scheduler", "gpu-cluster", "gpu-warehouse"
@@ -50,10 +51,7 @@ class PrefectClient:
 
         self.url = read_setting("PREFECT_API_URL").rstrip("/")
         if not self.url:
-            raise Unreachable(
-                "No Prefect server is configured.",
-                "Set PREFECT_API_URL, for example to http://127.0.0.1:4200/api, or start one: gpu-flows up",
-            )
+            raise _describe_missing_server()
         try:
             self._http = httpx.Client(
                 base_url=self.url,
@@ -68,8 +66,10 @@ class PrefectClient:
     def get(self, path: str, **params: Any) -> Any:
         return self._request("GET", path, params=params).json()
 
-    def post(self, path: str, body: dict[str, Any]) -> Any:
-        return self._request("POST", path, json=body).json()
+    def post(self, path: str, body: Any) -> Any:
+        """Send a request and return what the server answers; None for an empty answer."""
+        response = self._request("POST", path, json=body)
+        return response.json() if response.content else None
 
     def patch(self, path: str, body: dict[str, Any]) -> None:
         self._request("PATCH", path, json=body)
@@ -179,6 +179,19 @@ class PrefectClient:
 def template_fields(pool: dict[str, Any]) -> dict[str, Any]:
     """The fields of a pool's job template, with their JSON schemas."""
     return dict(pool.get("base_job_template", {}).get("variables", {}).get("properties", {}))
+
+
+def _describe_missing_server() -> Unreachable:
+    """Say that no server is known, or that the one of the last `gpu-flows up` is gone."""
+    if ended := find_running_server():
+        return Unreachable(
+            f"The server of `{ended.command}` ({ended.api_url}) is not running any more.",
+            f"Start it again: {ended.command}",
+        )
+    return Unreachable(
+        "No Prefect server is configured.",
+        "Set PREFECT_API_URL, for example to http://127.0.0.1:4200/api, or start one: gpu-flows up",
+    )
 
 
 class _Busy(Exception):

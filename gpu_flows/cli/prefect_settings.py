@@ -1,7 +1,8 @@
 """Prefect's settings, read without importing Prefect, which takes seconds.
 
 The sources and their order are Prefect's: the environment, `.env`, `prefect.toml`, `[tool.prefect]` of
-`pyproject.toml`, and the active profile. A test compares the result with Prefect's.
+`pyproject.toml`, and the active profile. A test compares the result with Prefect's. If none of them names a
+server, commands use the one of `gpu-flows up`.
 """
 
 from __future__ import annotations
@@ -12,10 +13,19 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from gpu_flows.config.running_server import find_running_server
+
 
 def read_setting(name: str) -> str:
     """The value of a setting such as PREFECT_API_URL; empty when it is not set."""
     return next((str(source[name]) for source in _read_sources() if source.get(name) is not None), "")
+
+
+def use_running_server() -> None:
+    """If no setting names a server, use that of `gpu-flows up` on this machine, with its home."""
+    server = None if read_setting("PREFECT_API_URL") else find_running_server()
+    if server and server.is_alive:
+        os.environ.update(PREFECT_API_URL=server.api_url, GPU_FLOWS_HOME=server.home)
 
 
 def build_run_url(run_id: str) -> str:

@@ -83,7 +83,7 @@ def sql(
     if as_json:
         output.print_json(_to_objects(found))
     elif as_csv:
-        _write_csv(found)
+        write_csv(found)
     else:
         _show_table(found)
     if found.truncated:
@@ -191,7 +191,7 @@ def _to_plain_value(value: object) -> object:
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
-def _write_csv(found: QueryResult) -> None:
+def write_csv(found: QueryResult) -> None:
     writer = csv.writer(sys.stdout, lineterminator="\n")
     writer.writerow([_to_csv_cell(name) for name in found.columns])
     writer.writerows([_to_csv_cell(_to_plain_value(value)) for value in row] for row in found.rows)

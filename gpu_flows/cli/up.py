@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -12,11 +14,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gpu_flows.cli.errors import BadInput, CommandError
+from gpu_flows.cli.escaping import escape
 from gpu_flows.cli.options import DEFAULT_POOL, PoolOption, examples
 from gpu_flows.cli.prefect_settings import read_setting
 
 if TYPE_CHECKING:
     from gpu_flows.bootstrap.local_stack import Stack
+
+TAKEOVER_S = 12.0  # longer than the status of a worker that died seems fresh, and than a try to take over
+LEASE_S = 75.0  # longer than the lease of a worker that died
 
 
 @examples(
@@ -31,7 +37,11 @@ if TYPE_CHECKING:
 def up(
     pool: PoolOption = DEFAULT_POOL,
     cluster: Annotated[
-        str, typer.Option(help="Declare a simulated cluster: NODESxGPUS[:MODEL[:MEM_GB]], joined by +.")
+        str,
+        typer.Option(
+            help="Declare a simulated cluster: NODESxGPUS[:MODEL[:MEM_GB]][@RACKSIZE], joined by +; or a "
+            "YAML file with racks."
+        ),
     ] = "",
     docker: Annotated[
         bool, typer.Option("--docker", help="Run jobs that name an image in containers, on this machine.")
@@ -53,23 +63,28 @@ def up(
     The machine's real GPUs are used if NVML finds any, else a simulated cluster.
 
     Each Docker host is a node with the GPUs that a probe container finds there, or that gpus=N declares;
-    further settings are model, memory_gb, rack, gpu_access, tls_directory and insecure. The options about
-    the cluster are saved in its block, and so apply to the next start too.
+    further settings are model, memory_gb, rack, links, address, gpu_access, tls_directory and insecure.
+    The nodes and hosts given here replace those in the cluster's block, and so apply to the next start too.
     """
     from gpu_flows.bootstrap.local_stack import Stack, StackError
     from gpu_flows.config.paths import home
+    from gpu_flows.config.running_server import announced
 
     hosts = docker_host or []
     _check_cluster(cluster, hosts)
     running = _find_running_server(port)
     stack = Stack(home(), pool=pool, port=port, api_url=running)
-    for received in (signal.SIGTERM, signal.SIGHUP):
+    # Also for SIGINT: a shell that starts a command with & makes it ignore that signal.
+    for received in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(received, signal.default_int_handler)  # like Ctrl-C
     try:
         with stack:
-            _start(stack, bool(running), cluster, docker, hosts)
-            _print_log_until_exit(stack.home / "worker.log", stack.worker_alive)
-            raise CommandError("The worker has ended.", f"See {stack.home / 'worker.log'}.")
+            block = _start(stack, bool(running), cluster, docker, hosts)
+            with announced(stack.describe_server(shlex.join(["gpu-flows", *sys.argv[1:]])), stack.home):
+                who_serves = _wait_until_served(stack)
+                _print_next_steps(stack, who_serves, runs_containers=block.get("runtime") == "docker")
+                _print_log_until_exit(stack.worker_log, stack.worker_alive)
+            raise CommandError("The worker has ended.", f"See {stack.worker_log}.")
     except StackError as error:
         raise CommandError(str(error)) from None
     except KeyboardInterrupt:
@@ -123,15 +138,21 @@ def _find_running_server(port: int) -> str:
 # -- the start --------------------------------------------------------------------------------
 
 
-def _start(stack: Stack, server_runs: bool, cluster: str, docker: bool, hosts: Sequence[str]) -> None:
-    """Start what is missing, and print each step and how to go on."""
+def _start(
+    stack: Stack, server_runs: bool, cluster: str, docker: bool, hosts: Sequence[str]
+) -> dict[str, Any]:
+    """Start what is missing, and print each step. Returns the cluster block's data."""
     from gpu_flows.devices.nvml import find_nvml
 
-    if not server_runs:
+    if server_runs:
+        _print(f"Using the Prefect server at {stack.api_url}.")
+    else:
         _print("Starting a Prefect server ...")
         stack.start_server()
     _print(f"Setting up pool {stack.pool!r}, its blocks and the deployments of prefect.yaml ...")
     stack.set_up(cluster, docker=docker, hosts=hosts)
+    if stack.restored_policy:
+        _print(f"Restored policy {stack.restored_policy!r}, which a killed benchmark had replaced.")
     stack.deploy()
     block = _read_cluster_block(stack.api_url)
     for line in _describe_runtime(block):
@@ -140,11 +161,35 @@ def _start(stack: Stack, server_runs: bool, cluster: str, docker: bool, hosts: S
     stack.start_worker()
     if not block.get("hosts"):
         _print(_describe_devices(cluster, find_nvml()))
-    _print(f"\nReady. The UI is at {stack.ui_url}\n")
-    _print(f"  export PREFECT_API_URL={stack.api_url}")
-    image = "--image python:3.11-slim " if block.get("runtime") == "docker" else ""
+    return block
+
+
+def _wait_until_served(stack: Stack) -> str:
+    """Wait until a worker acts for the pool: this one, or one that did so before. Returns which."""
+    from gpu_flows.common.retry import wait_until
+    from gpu_flows.worker.status import read_status
+
+    if wait_until(stack.serves, TAKEOVER_S):
+        return "Ready."
+    stands_by = f"serves pool {stack.pool!r}; the worker of this command stands by to take over."
+    if status := read_status(stack.pool):
+        return f"Ready. Worker {status.worker!r} {stands_by}"
+    _print("Waiting for the lease of a worker that has ended without releasing it ...")
+    return "Ready." if wait_until(stack.serves, LEASE_S) else f"A worker on another machine {stands_by}"
+
+
+def _print_next_steps(stack: Stack, who_serves: str, runs_containers: bool) -> None:
+    image = "--image python:3.11-slim " if runs_containers else ""
+    _print(f"\n{who_serves} The UI is at {stack.ui_url}. In another terminal:\n")
     _print(f"  gpu-flows submit {image}--gpus 2 -- python -c 'print(6 * 7)'")
-    _print("  gpu-flows queue --all\n\nCtrl-C stops everything.")
+    _print("  gpu-flows queue --all\n")
+    _print("For Prefect's own commands:\n")
+    _print(f"  export PREFECT_API_URL={stack.api_url}\n")
+    _print(
+        "Ctrl-C stops everything, also running jobs."
+        if stack.owns_server
+        else "Ctrl-C stops the worker. Running jobs continue, and the next worker takes them over."
+    )
 
 
 def _read_cluster_block(api_url: str) -> dict[str, Any]:
@@ -185,7 +230,7 @@ def _describe_devices(cluster: str, why_not_real: str) -> str:
     if why_not_real:
         return (
             "Devices: simulated, as the cluster block declares them; jobs really run, on this machine's CPU. "
-            f"({why_not_real})"
+            f"If it has GPUs: {why_not_real}"
         )
     return "Devices: this machine's real GPUs, found by NVML. `gpu-flows gpus` lists them."
 
@@ -196,7 +241,7 @@ def _print_log_until_exit(log: Path, is_alive: Callable[[], bool]) -> None:
         lines.seek(0, 2)
         while is_alive():
             for line in lines:
-                print(line, end="", flush=True)
+                _print(escape(line.rstrip("\n")))
             time.sleep(0.5)
 
 

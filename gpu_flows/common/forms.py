@@ -11,9 +11,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, GetJsonSchemaHandler
+from pydantic import BaseModel, ConfigDict, GetJsonSchemaHandler, model_validator
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
+
+from gpu_flows.common.suggestions import did_you_mean
 
 
 def label(name: str, _: Any = None) -> str:
@@ -37,3 +39,16 @@ class Form(BaseModel):
             if "description" in field:
                 field["description"] = " ".join(field["description"].split())
         return schema
+
+
+class StrictForm(Form):
+    """A form that refuses fields it does not have. The others ignore them."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_unknown_fields(cls, values: Any) -> Any:
+        for name in values if isinstance(values, dict) else ():
+            if name not in cls.model_fields:
+                hint = did_you_mean(name, cls.model_fields)
+                raise ValueError(f"There is no field {name!r}. {hint}".rstrip())
+        return values

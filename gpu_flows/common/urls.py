@@ -1,4 +1,4 @@
-"""Addresses of the documentation and the logos, for the blocks, the worker and its card in the UI."""
+"""Addresses of the documentation, for the blocks and the worker, and the logo of the worker in the UI."""
 
 from __future__ import annotations
 
@@ -11,11 +11,8 @@ LOGO = (  # a chip with an arrow
     "<path d='M20 4v8M32 4v8M44 4v8M20 52v8M32 52v8M44 52v8M4 20h8M4 32h8M4 44h8M52 20h8M52 32h8M52 44h8' "
     "stroke='%231f6feb' stroke-width='4'/><path d='M25 21l18 11-18 11z' fill='white'/></svg>"
 )
-"""The logo of the worker. It is part of the address, so the UI shows it without a network."""
-
-BLOCK_LOGO_URL = "https://cdn.jsdelivr.net/npm/@tabler/icons@3.31.0/icons/outline/cpu.svg"
-"""The logo of the blocks: a chip, under the MIT license. Prefect's client accepts only http addresses for it,
-also when it reads a block, so it cannot be LOGO; this one is public, and its version is fixed."""
+"""The logo of the worker. It is part of the address, so the UI needs no network. Prefect accepts only
+http addresses for a block, so blocks have none, and the UI draws its own."""
 
 
 def documentation_url(page: str) -> str:

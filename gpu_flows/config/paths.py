@@ -6,6 +6,7 @@ import os
 import re
 from pathlib import Path
 
+EXTEND_SERVER = "GPU_FLOWS_SERVER"  # set for a server that the plugin may extend; see prefect_plugin
 END_WITH_WORKER = "GPU_FLOWS_END_JOBS_WITH_WORKER"  # set for a worker whose server stops with it
 
 
@@ -16,6 +17,11 @@ def home() -> Path:
 def pool_folder(pool: str) -> Path:
     """Return the pool's folder, which holds its attempts, their output, its checkpoints and its status."""
     return home() / "pools" / (re.sub(r"[^A-Za-z0-9._-]", "-", pool).strip(".") or "pool")
+
+
+def predictor_folder() -> Path:
+    """Return the folder with the learned predictors, which all pools of this machine share."""
+    return home() / "predictors"
 
 
 def default_warehouse() -> Path:

@@ -7,6 +7,7 @@ present configuration and show the reason.
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, TypeVar
@@ -19,11 +20,16 @@ from pydantic import ValidationError
 
 from gpu_flows.blocks import GpuCluster, GpuScheduler, Warehouse
 from gpu_flows.blocks.scheduler import DEFAULT_POLICY
+from gpu_flows.common.forms import Form
+from gpu_flows.common.suggestions import did_you_mean
 from gpu_flows.common.validation import explain
-from gpu_flows.schedulers.policy import Policy, PolicyError, make_policy
+from gpu_flows.schedulers.policy import PolicyError
+from gpu_flows.schedulers.policy_choice import read_choice
+from gpu_flows.schedulers.prediction.options import PredictionOptions
 from gpu_flows.schedulers.protection import Protection
 
 B = TypeVar("B", bound=Block)
+F = TypeVar("F", bound=Form)
 
 
 class BadBlock(ValueError):
@@ -47,23 +53,29 @@ class BlockNames:
 
 @dataclass(frozen=True, slots=True)
 class PolicyChoice:
-    """The content of a scheduler block, valid or not: the policy, its options, the protection of jobs, and
-    when the block was saved."""
+    """The content of a scheduler block, valid or not: the policy, its options, the protection of jobs, what
+    is predicted of them, and when the block was saved."""
 
     name: str
     options: dict[str, Any]
     saved: datetime | None = None
     error: str = ""  # why the block names no policy
     protection: Protection | None = field(default_factory=Protection)  # None: invalid
+    prediction: PredictionOptions | None = field(default_factory=PredictionOptions)  # None: invalid
 
-    def make(self) -> Policy:
+    def check(self) -> None:
+        """Raise PolicyError if the block names no policy."""
         if self.error:
             raise PolicyError(self.error)
-        return make_policy(self.name, self.options)
 
     def is_same_policy(self, other: PolicyChoice | None) -> bool:
         """Whether the other choice has the same policy and options."""
-        return other is not None and replace(self, saved=other.saved, protection=other.protection) == other
+        if other is None:
+            return False
+        return (
+            replace(self, saved=other.saved, protection=other.protection, prediction=other.prediction)
+            == other
+        )
 
 
 async def read_policy(client: PrefectClient, block: str) -> PolicyChoice:
@@ -71,18 +83,21 @@ async def read_policy(client: PrefectClient, block: str) -> PolicyChoice:
     document = await _read_document(client, block, GpuScheduler)
     if document is None:
         return PolicyChoice(DEFAULT_POLICY, {})
-    chosen = document.data.get("policy")
-    protection = _read_protection(document.data.get("protection"))
-    if not isinstance(chosen, dict) or not isinstance(chosen.get("name"), str):
-        error = f"GPU Scheduler block {block!r} names no policy."
-        return PolicyChoice("", {}, document.updated, error, protection)
-    options = {key: value for key, value in chosen.items() if key != "name"}
-    return PolicyChoice(chosen["name"], options, document.updated, "", protection)
-
-
-def _read_protection(saved: Any) -> Protection | None:
+    others = (
+        _read_section(document.data.get("protection"), Protection),
+        _read_section(document.data.get("prediction"), PredictionOptions),
+    )
     try:
-        return Protection() if saved is None else Protection.model_validate(saved)
+        name, options = read_choice(document.data)
+    except ValueError as error:
+        reason = f"GPU Scheduler block {block!r} {error}. Choose a policy in its form, and save it."
+        return PolicyChoice("", {}, document.updated, reason, *others)
+    return PolicyChoice(name, options, document.updated, "", *others)
+
+
+def _read_section(saved: Any, kind: type[F]) -> F | None:
+    try:
+        return kind() if saved is None else kind.model_validate(saved)
     except ValidationError:
         return None
 
@@ -97,12 +112,33 @@ async def read_warehouse(client: PrefectClient, block: str) -> Warehouse:
 
 async def _read(client: PrefectClient, block: str, kind: type[B]) -> B:
     document = await _read_document(client, block, kind)
-    data = document.data if document else {}
+    content, slug = _content(document), kind.get_block_type_slug()
+    for name in content.keys() - kind.model_fields.keys():
+        hint = did_you_mean(name, kind.model_fields)
+        raise BadBlock(f"{slug} block {block!r} is invalid: there is no field {name!r}. {hint}".rstrip())
     try:
-        return kind(**{key: value for key, value in data.items() if key != "block_type_slug"})
+        return kind(**content)
     except ValidationError as error:
-        slug = kind.get_block_type_slug()
         raise BadBlock(f"{slug} block {block!r} is invalid ({explain(error)}).") from None
+
+
+async def renew_form(client: PrefectClient, block: str, kind: type[Block]) -> bool:
+    """Save a block again that an older version saved, because the UI shows its form as that version made it.
+    Returns whether it did; a block with content that this version does not accept stays as it is."""
+    document = await _read_document(client, block, kind)
+    if document is None or document.block_schema is None:
+        return False
+    if document.block_schema.checksum == kind._calculate_schema_checksum():
+        return False
+    with contextlib.suppress(ValidationError):
+        await kind(**_content(document)).save(block, overwrite=True, client=client)
+        return True
+    return False
+
+
+def _content(document: BlockDocument | None) -> dict[str, Any]:
+    data = document.data if document else {}
+    return {key: value for key, value in data.items() if key != "block_type_slug"}
 
 
 async def _read_document(client: PrefectClient, block: str, kind: type[Block]) -> BlockDocument | None:

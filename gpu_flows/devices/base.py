@@ -18,6 +18,7 @@ class Reading:
     power_w: float | None = None
     temperature_c: float | None = None
     processes: tuple[int, ...] = ()
+    process_memory_mb: tuple[float | None, ...] = ()  # of each of these processes
     ecc_errors: int | None = None  # uncorrectable ones since the device was last reset
     healthy: bool = True
     detail: str = ""  # why it is not healthy

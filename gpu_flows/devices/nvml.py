@@ -17,12 +17,16 @@ from __future__ import annotations
 import socket
 import threading
 from dataclasses import dataclass
+from itertools import combinations
 from typing import TYPE_CHECKING
+
+import psutil
 
 from gpu_flows.devices.base import DeviceError, NoDevices, Reading
 from gpu_flows.devices.probe import Probe, ProbeError
 from gpu_flows.devices.process_probe import ProcessProbe
-from gpu_flows.schedulers.model import Device, Node
+from gpu_flows.schedulers.cluster.device_links import group_pairs
+from gpu_flows.schedulers.model import DEFAULT_RACK, Device, DeviceLink, LinkGroup, Node
 
 if TYPE_CHECKING:
     from gpu_flows.devices.nvml_probe import DeviceSnapshot, GpuSnapshot
@@ -81,11 +85,14 @@ class NvmlDevices:
         pause_s: float = 1.0,
         ignored_xids: frozenset[int] = APPLICATION_XIDS,
         probe: Probe | None = None,
+        rack: str = DEFAULT_RACK,
     ) -> None:
-        self._node = node or socket.gethostname()
+        self._node, self._rack = node or socket.gethostname(), rack
         self._deadline_s = deadline_s
         self._ignored_xids = ignored_xids
         self._probe = probe or ProcessProbe(library, deadline_s, start_s, pause_s)
+        # Of another machine, which is read through a probe, it is not known here.
+        self._size = (0.0, 0) if probe else (float(psutil.cpu_count() or 0), _total_memory_mb())
         self._lock = threading.Lock()  # the probe allows one caller at a time
         self._known: dict[str, _Known] = {}
         self._faults: dict[str, str] = {}  # by device id: faults that only a reset repairs
@@ -99,10 +106,12 @@ class NvmlDevices:
                 absent = any(message in str(error) for message in NOT_INSTALLED)
                 raise (NoDevices if absent else DeviceError)(str(error)) from None
             self._update(gpus)
-        present = [self._known[snapshot["id"]].device for gpu in gpus for snapshot in gpu["devices"]]
+        present = [self._known[snapshot["id"]] for gpu in gpus for snapshot in gpu["devices"]]
         if not present:
             raise NoDevices(_explain_no_devices(gpus))
-        return [Node(self._node, tuple(sorted(present, key=lambda device: device.index)))]
+        present.sort(key=lambda known: known.device.index)
+        devices = tuple(known.device for known in present)
+        return [Node(self._node, devices, self._rack, *self._size, _find_links(present, gpus))]
 
     def read(self) -> list[Reading]:
         """Return a reading of every device listed so far. One that disappears is returned as unhealthy."""
@@ -163,6 +172,7 @@ class NvmlDevices:
             power_w=snapshot["power_w"],
             temperature_c=snapshot["temperature_c"],
             processes=tuple(snapshot["processes"]),
+            process_memory_mb=tuple(snapshot.get("process_memory_mb", ())),
             ecc_errors=snapshot["ecc_errors"],
             healthy=not detail,
             detail=detail,
@@ -170,6 +180,28 @@ class NvmlDevices:
 
     def _all_unhealthy(self, reason: str) -> list[Reading]:
         return [_unhealthy(known, self._faults.get(id, reason)) for id, known in list(self._known.items())]
+
+
+def _find_links(devices: list[_Known], gpus: list[GpuSnapshot]) -> tuple[LinkGroup, ...]:
+    """Return how the devices are linked, as far as it is known."""
+    pairs = ((pair, _link(*pair, gpus)) for pair in combinations(devices, 2))
+    return group_pairs({(one.device.index, two.device.index): link for (one, two), link in pairs if link})
+
+
+def _link(one: _Known, other: _Known, gpus: list[GpuSnapshot]) -> DeviceLink | None:
+    """Return the closest link of two devices. Slices of a GPU share its connection to the machine, and NVLink
+    does not serve slices."""
+    if one.gpu == other.gpu:
+        return DeviceLink.SWITCH
+    gpu = gpus[one.gpu]
+    if other.gpu in gpu["nvlinks"] and not one.instance and not other.instance:
+        return DeviceLink.NVLINK
+    path = dict(enumerate(gpu["paths"])).get(other.gpu)
+    return DeviceLink[path.upper()] if path else None
+
+
+def _total_memory_mb() -> int:
+    return int(psutil.virtual_memory().total) // 2**20
 
 
 def _unhealthy(known: _Known, detail: str) -> Reading:

@@ -21,7 +21,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, TypedDict
+from typing import Any, Literal, TypedDict
 
 import pynvml as nvml
 
@@ -48,7 +48,18 @@ FIXES = {
     nvml.NVML_ERROR_NO_PERMISSION: "Let this user read and write /dev/nvidia* (often group `video`).",
     nvml.NVML_ERROR_UNKNOWN: "Check `nvidia-smi`; a container that lost its GPUs needs a restart.",
 }
+Path = Literal["switch", "numa"]
 OTHER_FIX = "Check `nvidia-smi` and `dmesg`."
+
+
+# What two GPUs have in common if NVML finds this common ancestor of them.
+PATHS: dict[int, Path] = {
+    nvml.NVML_TOPOLOGY_INTERNAL: "switch",  # they are on one board
+    nvml.NVML_TOPOLOGY_SINGLE: "switch",
+    nvml.NVML_TOPOLOGY_MULTIPLE: "switch",
+    nvml.NVML_TOPOLOGY_HOSTBRIDGE: "numa",
+    nvml.NVML_TOPOLOGY_NODE: "numa",
+}
 
 
 class Event(TypedDict):
@@ -71,6 +82,7 @@ class DeviceSnapshot(TypedDict):
     temperature_c: float | None
     ecc_errors: int | None
     processes: list[int]
+    process_memory_mb: list[float | None]  # of each of these processes
     fault: str
 
 
@@ -80,6 +92,11 @@ class GpuSnapshot(TypedDict):
     fault: str  # why its devices cannot be listed
     events: list[Event]
     devices: list[DeviceSnapshot]
+    nvlinks: list[int]  # the GPUs that it reaches over NVLink, by index
+    paths: list[Path | None]  # what it shares with each GPU on the way to it; None: nothing, or unknown
+
+
+Topology = tuple[list[int], list[Path | None]]  # of one GPU: `nvlinks` and `paths` of its snapshot
 
 
 class Answer(TypedDict, total=False):
@@ -106,12 +123,23 @@ class Gpus:
     def __init__(self) -> None:
         nvml.nvmlInit()
         self._event_sets: dict[int, Any] = {}
+        self._topology: list[Topology] = []  # read once: it changes only with the machine
 
     def read(self) -> Answer:
-        return {"gpus": [self._read_gpu(index) for index in range(nvml.nvmlDeviceGetCount())]}
+        count = nvml.nvmlDeviceGetCount()
+        if len(self._topology) != count:
+            self._topology = read_topology(count)
+        return {"gpus": [self._read_gpu(index) for index in range(count)]}
 
     def _read_gpu(self, index: int) -> GpuSnapshot:
-        snapshot: GpuSnapshot = {"fault": "", "events": [], "devices": []}
+        nvlinks, paths = self._topology[index]
+        snapshot: GpuSnapshot = {
+            "fault": "",
+            "events": [],
+            "devices": [],
+            "nvlinks": nvlinks,
+            "paths": paths,
+        }
         try:
             for event in self._events(index):  # first: the events may state why a GPU was lost
                 snapshot["events"].append(event)
@@ -175,6 +203,7 @@ def read_device(device: Any, gpu: Any, instance: list[int] | None) -> DeviceSnap
         "temperature_c": None,
         "ecc_errors": None,
         "processes": [],
+        "process_memory_mb": [],
         "fault": "",
     }
     try:
@@ -195,6 +224,9 @@ def read_device(device: Any, gpu: Any, instance: list[int] | None) -> DeviceSnap
         )
         processes = read_value(nvml.nvmlDeviceGetComputeRunningProcesses, device) or []
         snapshot["processes"] = [process.pid for process in processes]
+        snapshot["process_memory_mb"] = [
+            None if process.usedGpuMemory is None else process.usedGpuMemory / MIB for process in processes
+        ]
     except nvml.NVMLError as error:
         snapshot["fault"] = str(error)
     return snapshot
@@ -205,6 +237,47 @@ def read_temperature(gpu: Any) -> float | None:
     if celsius is None:  # older drivers do not have that function
         celsius = read_value(nvml.nvmlDeviceGetTemperature, gpu, nvml.NVML_TEMPERATURE_GPU)
     return None if celsius is None else float(celsius)
+
+
+def read_topology(count: int) -> list[Topology]:
+    """Return how each GPU is connected to the others. What the driver does not tell is unknown."""
+    gpus = [read_if_known(nvml.nvmlDeviceGetHandleByIndex, index) for index in range(count)]
+    topology: list[Topology] = []
+    for gpu in gpus:
+        others = [(index, other) for index, other in enumerate(gpus) if gpu and other and other is not gpu]
+        paths = {index: find_path(gpu, other) for index, other in others}
+        nvlinks = [index for index, other in others if has_nvlink(gpu, other)]
+        topology.append((nvlinks, [paths.get(index) for index in range(count)]))
+    return topology
+
+
+def has_nvlink(one: Any, other: Any) -> bool:
+    """Whether the two can read each other's memory over NVLink, directly or through an NVSwitch."""
+    status = read_if_known(nvml.nvmlDeviceGetP2PStatus, one, other, nvml.NVML_P2P_CAPS_INDEX_NVLINK)
+    return bool(status == nvml.NVML_P2P_STATUS_OK)
+
+
+def find_path(one: Any, other: Any) -> Path | None:
+    """Return what the two have in common; by their NUMA nodes if the driver does not know their ancestor."""
+    level = read_if_known(nvml.nvmlDeviceGetTopologyCommonAncestor, one, other)
+    if level is not None:
+        return PATHS.get(level)
+    near = read_numa_nodes(one)
+    return "numa" if near and near == read_numa_nodes(other) else None
+
+
+def read_numa_nodes(gpu: Any) -> list[int]:
+    """Return the NUMA nodes whose memory is nearest to the GPU, as bits; empty if that is unknown."""
+    nodes = read_if_known(nvml.nvmlDeviceGetMemoryAffinity, gpu, 1, nvml.NVML_AFFINITY_SCOPE_NODE)
+    return list(nodes or [])
+
+
+def read_if_known(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Return the value of an NVML function, or None if it fails: the topology is not worth a fault."""
+    try:
+        return function(*arguments)
+    except nvml.NVMLError:
+        return None
 
 
 def read_requests(requests: queue.SimpleQueue[bytes]) -> None:

@@ -1,7 +1,8 @@
 """Declared devices that do not exist, with readings as if the jobs on them used real GPUs.
 
-An idle device has readings close to zero. A device with jobs reports the memory that the jobs requested and
-the activity that is measured of their processes, with a little noise that depends on a seed.
+An idle device has readings close to zero. A device with jobs reports the memory that the jobs requested, or
+have allocated (see `simulated_memory`), and the activity that is measured of their processes, with a little
+noise that depends on a seed.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ class Load:
     memory_mb: int = 0  # requested; 0 means the whole device, as in Job.memory_mb
     activity: float | None = None  # 0 to 100; None if it is not measured
     processes: tuple[int, ...] = ()
+    allocated_mb: float | None = None  # None if the job does not allocate from the device's account
 
 
 class SimulatedDevices:
@@ -108,9 +110,13 @@ def _utilization(jobs: Sequence[Load], noise: random.Random) -> float:
 
 
 def _memory(device: Device, jobs: Sequence[Load], noise: random.Random) -> float:
-    """Return the used memory. It stays within the request, because the scheduler relies on that."""
-    requested = sum(job.memory_mb or WHOLE_DEVICE_SHARE * device.memory_mb for job in jobs)
-    return round(min(max(IDLE_MEMORY_MB, requested * noise.uniform(0.97, 1.0)), device.memory_mb), 1)
+    """Return the used memory: what jobs have allocated, or about what they requested. It stays within the
+    request, because the scheduler relies on that."""
+    allocated = sum(job.allocated_mb for job in jobs if job.allocated_mb is not None)
+    others = [job for job in jobs if job.allocated_mb is None]
+    requested = sum(job.memory_mb or WHOLE_DEVICE_SHARE * device.memory_mb for job in others)
+    used = allocated + requested * noise.uniform(0.97, 1.0)
+    return round(min(max(IDLE_MEMORY_MB, used), device.memory_mb), 1)
 
 
 def _between(idle: float, busy: float, utilization: float, noise: float) -> float:

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from gpu_flows.analytics.facts import DeviceEvent, DeviceSeen, Sampled
+from gpu_flows.analytics.facts import DeviceEvent, DeviceSeen, NodeSeen, Sampled
 from gpu_flows.devices.base import Reading
 from gpu_flows.devices.simulated import Load
-from gpu_flows.runtimes.base import Runtime
+from gpu_flows.devices.simulated_memory import SimulatedMemory
+from gpu_flows.runtimes.base import Runtime, attempt_id
 from gpu_flows.schedulers.engine import Engine
 from gpu_flows.schedulers.model import Node, all_devices
 
@@ -19,15 +20,26 @@ class Telemetry:
     """The devices of one pool, for the engine and the history. All methods run in the worker's event loop,
     except `load`, which the sampler's thread calls."""
 
-    def __init__(self, pool: str, engine: Engine, runtime: Runtime, record: Callable[..., None]) -> None:
+    def __init__(
+        self,
+        pool: str,
+        engine: Engine,
+        runtime: Runtime,
+        record: Callable[..., None],
+        memory: SimulatedMemory | None = None,
+    ) -> None:
         self._pool, self._engine, self._runtime, self._record = pool, engine, runtime, record
+        self._memory = memory  # of simulated devices
         self.latest: dict[str, Reading] = {}
 
     def set_nodes(self, nodes: list[Node], now: float) -> None:
         """Make these the devices of the pool, and record which were added and which were removed."""
         before = {id: s.device for id, s in self._engine.cluster.devices.items() if s.healthy}
+        racks = {name: state.node.rack for name, state in self._engine.cluster.nodes.items()}
         devices = all_devices(nodes)
         self._engine.set_nodes(nodes)
+        moved = [node for node in nodes if racks.get(node.name) != node.rack]
+        self._record(*(NodeSeen(now, self._pool, node.name, node.rack) for node in moved))
         self._record(
             *(DeviceSeen(d.id, self._pool, d.node, d.index, d.model, d.memory_mb, now) for d in devices)
         )
@@ -61,6 +73,10 @@ class Telemetry:
         loads: dict[str, list[Load]] = {}
         for running in list(self._engine.running.values()):
             for device in running.devices:
-                share = Load(running.job.memory_mb, activity.get(running.job.id, 0.0))
+                allocated = self._find_allocated(device.id, attempt_id(running.job.id, running.attempt))
+                share = Load(running.job.memory_mb, activity.get(running.job.id, 0.0), allocated_mb=allocated)
                 loads.setdefault(device.id, []).append(share)
         return loads
+
+    def _find_allocated(self, device_id: str, attempt: str) -> float | None:
+        return self._memory.used(device_id).get(attempt) if self._memory else None

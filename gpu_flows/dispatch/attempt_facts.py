@@ -7,7 +7,8 @@ means "saved and stopped". Without either, nothing counts as saved.
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gpu_flows.analytics.facts import (
@@ -16,6 +17,7 @@ from gpu_flows.analytics.facts import (
     AttemptInterrupted,
     AttemptStarted,
     Fact,
+    MemoryPeak,
     SavedWork,
 )
 from gpu_flows.checkpoints import contract
@@ -49,11 +51,13 @@ def describe_end(
     attempt: Attempt, end: End, ended: float, outcome: str, detail: str, preemption: Preemption | None
 ) -> list[Fact]:
     """Return the facts of an ended attempt. A requested preemption is recorded even if the attempt ended in
-    another way."""
+    another way. The exit code is left out where it would contradict the outcome."""
     job_id, number = attempt.launch.job.id, attempt.launch.attempt
     memory = end.oom_killed, end.peak_memory_mb
-    facts: list[Fact] = [AttemptEnded(job_id, number, ended, outcome, end.exit_code, detail, *memory)]
-    if preemption:
+    # The process of a flow ends with 0 also if the flow has failed.
+    exit_code = None if outcome == "failed" and end.exit_code == 0 else end.exit_code
+    facts: list[Fact] = [AttemptEnded(job_id, number, ended, outcome, exit_code, detail, *memory)]
+    if preemption and preemption.kind != "suspended":  # that is a person's decision, not the policy's
         room_for = json.dumps(preemption.room_for)
         requested, kind, policy = preemption.requested, preemption.kind, preemption.policy
         facts.append(AttemptInterrupted(job_id, number, requested, ended, kind, policy, room_for))
@@ -64,7 +68,7 @@ def measure_saved_work(attempt: Attempt, ended: float, exit_code: int | None, co
     """Return what an ended attempt saved and lost, according to the job's journal and exit code. Unsaved work
     counts as lost only if the job continues."""
     launch, began = attempt.launch, attempt.started
-    entries = [entry for entry in _read_journal(launch) if entry.attempt == launch.attempt]
+    entries = _read_journal(launch)
     saves = [entry for entry in entries if entry.event == "saved"]
     restored = next((entry for entry in entries if entry.event == "restored"), None)
     all_saved = exit_code == contract.CHECKPOINTED or any(entry.event == "left" for entry in entries)
@@ -84,8 +88,37 @@ def measure_saved_work(attempt: Attempt, ended: float, exit_code: int | None, co
     )
 
 
+@dataclass(frozen=True, slots=True)
+class EndedAttempt:
+    """What can be learned from an attempt that has ended."""
+
+    launch: Launch
+    outcome: str  # as in the facts
+    ran_s: float  # over all attempts of the job
+    peak_mb: float | None = None  # on the device on which it used most
+    needed_mb: float | None = None  # of a job that ran out of memory: at least so much
+
+
+def find_peaks(launch: Launch, measured: Mapping[str, float]) -> list[MemoryPeak]:
+    """Return the most memory that an attempt used on each device: `measured` by the driver, or reported by
+    the job in its journal, whichever is more. A sample may miss a peak, and a job does not see everything.
+    No report counts for more than its device has."""
+    reports = [entry.bytes for entry in _read_journal(launch) if entry.event == "memory"]
+    reported_mb = max(reports, default=0) / 2**20
+    peaks = []
+    for device in launch.devices:
+        by_driver = measured.get(device.id, 0.0)
+        by_job = min(reported_mb, device.memory_mb or reported_mb)
+        if peak_mb := max(by_driver, by_job):
+            source = "nvml" if by_driver >= by_job else "reported"
+            peaks.append(MemoryPeak(launch.job.id, launch.attempt, device.id, peak_mb, source))
+    return peaks
+
+
 def _read_journal(launch: Launch) -> list[contract.Entry]:
-    return contract.read_journal(Path(launch.checkpoints)) if launch.checkpoints else []
+    """Return the entries of this attempt."""
+    entries = contract.read_journal(Path(launch.checkpoints)) if launch.checkpoints else []
+    return [entry for entry in entries if entry.attempt == launch.attempt]
 
 
 def compute_progress(

@@ -14,18 +14,22 @@ import time
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
-from gpu_flows.analytics.facts import Decided, Swapped
-from gpu_flows.dispatch.attempt_facts import describe_start
+from gpu_flows.analytics.facts import Decided, Offered, Swapped
+from gpu_flows.dispatch.attempt_facts import EndedAttempt, describe_start
 from gpu_flows.dispatch.execution import Execution
 from gpu_flows.dispatch.execution_registry import Executions
 from gpu_flows.dispatch.execution_runner import ExecutionRunner
 from gpu_flows.dispatch.gateway import Gateway
 from gpu_flows.dispatch.job_store import JobStore
-from gpu_flows.dispatch.preemption import describe_preemption
-from gpu_flows.runtimes.base import Found, Runtime
-from gpu_flows.schedulers.engine import Action, Engine, Refuse
-from gpu_flows.schedulers.model import Job, Preempt, Progress, Reason, Running, Start
-from gpu_flows.schedulers.policy import Policy
+from gpu_flows.dispatch.lease import Lease, Unlimited
+from gpu_flows.dispatch.memory_watch import MemoryWatch
+from gpu_flows.dispatch.planning_mark import PlanningMark
+from gpu_flows.dispatch.policy_process import RemotePolicy, open_policy
+from gpu_flows.dispatch.preemption import describe_preemption, describe_suspension
+from gpu_flows.runtimes.base import Attempt, Found, Launch, Runtime
+from gpu_flows.schedulers.engine import Engine
+from gpu_flows.schedulers.model import Action, Job, Preempt, Progress, Reason, Refuse, Running, Start
+from gpu_flows.schedulers.policy import Policy, PolicyError
 
 
 class Dispatcher:
@@ -40,11 +44,18 @@ class Dispatcher:
         log: logging.Logger,
         clock: Callable[[], float] = time.time,
         on_finished: Callable[[Job], None] = lambda job: None,
+        on_adopted: Callable[[Job], None] = lambda job: None,
         flush: Callable[[], object] = lambda: None,
+        lease: Lease | None = None,
+        take_peaks: Callable[[Launch], dict[str, float]] = lambda launch: {},
+        on_attempt_end: Callable[[EndedAttempt], None] = lambda ended: None,
     ) -> None:
         self.pool, self.engine, self.runtime = pool, engine, runtime
-        self.active = False  # whether this worker may act for the pool
+        self.changed = asyncio.Event()  # set after every plan: jobs were started or devices released
+        self._lease = lease or Unlimited()
+        self._is_ready = False  # the attempts of earlier workers are known
         self._closing = False
+        self._on_adopted = on_adopted
         self._job_store, self._log, self._clock, self._on_finished = job_store, log, clock, on_finished
         self._record: Callable[..., None] = record
         self._executions = Executions()
@@ -60,16 +71,40 @@ class Dispatcher:
             clock,
             wake=self.wake,
             may_act=lambda: self.active,
+            lease=self._lease,
             is_closing=lambda: self._closing,
+            memory=MemoryWatch(engine.cluster, gateway, job_store, log, record, take_peaks, on_attempt_end),
         )
+        self._mark = PlanningMark(job_store.pool_folder / "planning")
         self._planning: asyncio.Handle | None = None
         self._alarm: asyncio.TimerHandle | None = None  # set for the time at which the policy must plan again
+
+    @property
+    def active(self) -> bool:
+        """Whether this worker may act for the pool now."""
+        return self._is_ready and self._lease.is_valid()
+
+    @active.setter
+    def active(self, is_ready: bool) -> None:
+        self._is_ready = is_ready
 
     # -- jobs and policies --------------------------------------------------------------------
 
     def submit(self, job: Job) -> None:
         if not self.is_executing(job.id):
+            expected_s = self._job_store.load_expected(job.id)
+            if expected_s is not None:  # an earlier attempt has told it
+                job = job.expecting(expected_s)
             self.engine.submit(job, self._job_store.load_progress(job.id))
+            self.wake()
+
+    def expect(self, job_id: str, remaining_s: float) -> None:
+        """Set how long a running job will still take. The expectation stays with it if it is preempted."""
+        execution = self._executions.latest.get(job_id)
+        if execution and execution.holds_devices and execution.attempt:
+            self.engine.expect(job_id, self._clock(), remaining_s)
+            execution.job = self.engine.running[job_id].job
+            execution.expected_s = execution.job.expected_s
             self.wake()
 
     def withdraw(self, job_id: str) -> None:
@@ -81,22 +116,61 @@ class Dispatcher:
         """Stop the job for good, whether it waits or runs. Returns whether the job was known."""
         return self._runner.cancel(job_id)
 
+    def suspend(self, job_id: str) -> None:
+        """Let a running job save, stop and free its devices. It is not queued again until it is resumed."""
+        execution = self._executions.latest.get(job_id)
+        while execution:
+            if execution.stop_intent is None:
+                execution.preemption = describe_suspension(self.engine.active_policy.name, self._clock())
+                self._log.info("Run %s is suspended: it is asked to save and stop.", execution.job.name)
+            self._runner.stop(execution, "reschedule")
+            execution = execution.previous
+
     def record_job_end(self, job_id: str, outcome: str, detail: str) -> None:
         """Record that a job which has no execution will not run any more."""
         self._runner.record_job_end(job_id, outcome, detail)
 
+    async def open_policy(self, name: str, options: dict[str, Any], is_new_choice: bool) -> Policy:
+        """Return the policy of that name. Raises PolicyError, also for a policy during whose plans workers
+        died, unless it was chosen anew since."""
+        self._mark.open()
+        if is_new_choice:
+            self._mark.watch("", again=True)
+        elif self._mark.is_put_aside(name):
+            raise PolicyError(
+                f"Policy {name!r} is put aside: the worker died twice without a word while it planned. "
+                "Save the GPU Scheduler block again to try it again."
+            )
+        return await open_policy(name, options, self.plan_again)
+
     def swap(self, policy: Policy, options: dict[str, Any], before: str) -> None:
+        replaced = self.engine.policy
+        self._mark.watch("" if isinstance(policy, RemotePolicy) else policy.name)
         self.engine.swap(policy)
+        replaced.close()
         self.record_swap(before, policy.name, options)
         self.wake()
 
     def record_swap(self, before: str, after: str, options: dict[str, Any], error: str = "") -> None:
         self._record(Swapped(self._clock(), self.pool, before, after, json.dumps(options), error))
 
+    def adopt_latest(self, attempts: list[Found]) -> None:
+        """Adopt the attempts that an earlier worker launched. Of several attempts of a job, only the last
+        counts. Runs that were claimed and never launched are released by the next poll."""
+        adopted: set[str] = set()
+        for found in sorted(attempts, key=lambda found: found.launch.attempt, reverse=True):
+            job_id = found.launch.job.id
+            if not self.is_executing(job_id):
+                self.adopt(found)
+                adopted.add(job_id)
+            elif job_id in adopted and found.launch.container:
+                self.runtime.forget(found.launch)  # another worker has reported its end
+
     def adopt(self, found: Found) -> None:
         """Take over an attempt that an earlier worker launched, alive or not. If that worker was preempting
         it, the preemption is completed."""
         launch, attempt = found.launch, found.attempt
+        self._on_adopted(launch.job)
         job, before = launch.job, self._job_store.load_progress(launch.job.id)
         execution = Execution(job, launch.devices, holds_devices=False, done_waiting=True, attempt=attempt)
         execution.preemption = self._job_store.load_preemption(job.id, launch.attempt)
@@ -112,6 +186,19 @@ class Dispatcher:
             self._runner.stop(execution, "reschedule")
         self._begin(execution, self._runner.resume(execution, launch, found.alive))
 
+    async def drop_containers(self) -> None:
+        """Give up the executions of all containers, without a report. To be called with a new lease: another
+        worker may have reported the end of an attempt since, and launched the next one."""
+        dropped = [one for one in self._executions if one.attempt and one.attempt.launch.container]
+        for execution in dropped:
+            execution.job_ended = True  # nothing follows from it here
+            self._runner.release_devices(execution)
+            if self._executions.latest.get(execution.job.id) is execution:
+                del self._executions.latest[execution.job.id]
+            if execution.task:
+                execution.task.cancel()
+        await asyncio.gather(*(one.task for one in dropped if one.task), return_exceptions=True)
+
     # -- state --------------------------------------------------------------------------------
 
     def is_executing(self, job_id: str) -> bool:
@@ -121,6 +208,22 @@ class Dispatcher:
     def executing(self) -> set[str]:
         """The ids of all jobs between plan and reported end."""
         return set(self._executions.latest)
+
+    def running_processes(self) -> list[str]:
+        """The ids of the jobs that run as processes of this machine."""
+        return [
+            execution.job.id
+            for execution in self._executions.latest.values()
+            if execution.attempt and execution.attempt.launch.container is None
+        ]
+
+    def running_attempts(self) -> list[Attempt]:
+        """The attempts that hold their devices and were not asked to stop."""
+        return [
+            execution.attempt
+            for execution in self._executions.latest.values()
+            if execution.attempt and execution.holds_devices and execution.stop_intent is None
+        ]
 
     def waits(self, job_id: str) -> bool:
         """Whether the job is in the queue, or waits until its devices are released."""
@@ -132,7 +235,7 @@ class Dispatcher:
     def reasons(self, limit: int | None = None) -> Iterator[tuple[Job, Reason]]:
         """Why each job waits: first the jobs whose devices are being released, then the queue."""
         yield from self._executions.reasons()
-        yield from self.engine.reasons(limit)
+        yield from self.engine.reasons(limit, self._clock())
 
     def progress(self, job_id: str) -> Progress:
         """The job's progress in its earlier attempts."""
@@ -148,6 +251,11 @@ class Dispatcher:
 
     # -- plan ---------------------------------------------------------------------------------
 
+    def plan_again(self) -> None:
+        """Plan soon, even if nothing has changed."""
+        self.engine.plan_again()
+        self.wake()
+
     def wake(self) -> None:
         """Plan once the current callbacks have run. Several calls before that lead to one plan."""
         if self._planning is None and self.active:
@@ -162,8 +270,9 @@ class Dispatcher:
         if not self.active:
             return
         planned, error_before = self._clock(), self.engine.policy_error
-        waiting, began = len(self.engine.waiting), time.perf_counter()
-        actions = self.engine.tick(planned)
+        waiting, began = self.engine.waiting_count, time.perf_counter()
+        with self._mark:
+            actions = self.engine.tick(planned)
         took_us = (time.perf_counter() - began) * 1e6
         error = self.engine.policy_error if self.engine.policy_error != error_before else ""
         if error:
@@ -173,7 +282,11 @@ class Dispatcher:
             policy = self.engine.policy.name if error else self.engine.active_policy.name
             running = len(self.engine.running) - len(starts)
             self._record(Decided(planned, self.pool, policy, waiting, running, len(starts), took_us, error))
+        for offer in self.engine.offers:
+            policy = self.engine.active_policy.name
+            self._record(Offered.of(offer, offer.job.id, self.pool, policy, planned))
         self._carry_out(actions, starts, planned)
+        self.changed.set()
         if self.engine.wake_at is not None:
             delay = max(0.0, self.engine.wake_at - self._clock())
             self._alarm = asyncio.get_running_loop().call_later(delay, self.wake)
@@ -205,6 +318,7 @@ class Dispatcher:
         if execution.stop_intent is None:
             execution.preemption = describe_preemption(stop.running, starts, policy, planned)
             self._log.info("Run %s is asked to stop. %s", job.name, execution.preemption.why)
+            self._runner.gateway.tell(job, f"Asked to save and stop. {execution.preemption.why}")
         self._runner.stop(execution, "reschedule")
 
     # -- executions ---------------------------------------------------------------------------
@@ -218,8 +332,8 @@ class Dispatcher:
         """Remove a finished execution. Unless the job has a newer one, it waits again or has ended."""
         if self._closing:
             return
-        job = execution.job
-        error = asyncio.CancelledError() if task.cancelled() else task.exception()
+        job = execution.job  # with a raised memory bound, if it ran out of memory
+        error = None if task.cancelled() else task.exception()  # cancelled by `drop_containers`
         if error:
             self._log.error("The execution of run %s failed", job.name, exc_info=error)
             execution.job_ended = True
@@ -241,3 +355,5 @@ class Dispatcher:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        self.engine.policy.close()
+        self._mark.close()

@@ -30,6 +30,7 @@ class Execution:
     stop_intent: Intent | None = None  # why it was asked to stop
     preemption: Preemption | None = None
     requeue_with: Progress | None = None  # set if the job waits again when this execution has finished
+    expected_s: float | None = None  # the job's time on devices, corrected by its progress
     job_ended: bool = False  # the job does not continue
     released: asyncio.Future[None] = field(default_factory=_new_future)  # its devices are free
     stop_requested: asyncio.Future[None] = field(default_factory=_new_future)

@@ -34,15 +34,21 @@ class Executions:
         """Why the execution waits for its devices, or None if it does not."""
         if execution.done_waiting or execution.stop_requested.done():
             return None
-        names = [other.job.name or other.job.id for other in self.preempting if other.blocks(execution)]
-        if execution.previous and not execution.previous.job_ended:
-            names.append("its own previous attempt")
+        blockers = [other.job for other in self.preempting if other.blocks(execution)]
+        names = [job.name or job.id for job in blockers if job.id != execution.job.id]
+        if not names and execution.previous and not execution.previous.job_ended:
+            return Reason(
+                "making_room",
+                "It moves to other devices: its present attempt saves and stops first.",
+                "It continues by itself.",
+            )
         if not names:
             return None
         shown = [*names[:3], *([f"{len(names) - 3} more"] if len(names) > 3 else [])]
         return Reason(
             "making_room",
             f"Its devices are being freed: it waits for {' and '.join(shown)} to save and stop.",
+            "It starts by itself, at the latest after their grace period.",
         )
 
     def reasons(self) -> Iterator[tuple[Job, Reason]]:

@@ -11,20 +11,30 @@ from gpu_flows.runtimes.base import Attempt, End, Intent, Launch
 from gpu_flows.schedulers.model import Job, Reason, Start
 
 REQUEUED = "preempted"  # the outcome of a job that waits again
+SUSPENDED = "suspended"  # the outcome of a job that waits until someone resumes it
 
 
 class Unreachable(Exception):
     """The server does not answer. The request had no effect; try again later."""
 
 
+class HeldBack(Exception):
+    """The job may not start now, for example because a limit was lowered. It waits again."""
+
+
 class Gateway(Protocol):
     async def claim(self, start: Start, policy: str, planned: float) -> Launch | None:
         """Claim the job and return how to launch it. None if the job is no longer available.
-        Raises Unreachable, or LaunchError for a job that cannot be launched."""
+        Raises Unreachable, HeldBack, or LaunchError for a job that cannot be launched."""
+        ...
+
+    def tell(self, job: Job, text: str) -> None:
+        """Tell the job's owner what happens to it. Returns immediately."""
         ...
 
     async def release(self, job: Job, why: str) -> None:
-        """Give up the claim on a job that was not launched, for no fault of its own. It waits again."""
+        """Give up the claim on a job whose command was not started, for no fault of its own. It waits again,
+        also if its launch was reported."""
         ...
 
     async def report_launch(self, attempt: Attempt) -> bool:
@@ -32,10 +42,11 @@ class Gateway(Protocol):
         ...
 
     async def report_end(
-        self, launch: Launch, end: End, intent: Intent | None, why: str = ""
+        self, launch: Launch, end: End, intent: Intent | None, why: str = "", out_of_memory: bool = False
     ) -> tuple[str, str]:
         """Report the end, and retry until the report is accepted. Returns the outcome and a detail. A job
-        that was stopped with the intent "reschedule" and has not finished waits again; `why` explains it."""
+        that was stopped with the intent "reschedule", or ran `out_of_memory`, and has not finished waits
+        again; `why` explains it."""
         ...
 
     async def report_launch_failure(self, job: Job, why: str) -> None:

@@ -1,8 +1,9 @@
 """Why a running attempt is stopped before its end.
 
-There are three kinds. A *preempted* job waits again. A *moved* job continues on other devices, and a
-*resized* job continues on more or fewer devices. In each case the job saves a checkpoint, stops, and
-continues from the checkpoint as the next attempt of the same run.
+A policy has three kinds of reasons. A *preempted* job waits again. A *moved* job continues on other devices,
+and a *resized* job continues on more or fewer devices. A person can *suspend* a job, which then waits until
+someone resumes it. In each case the job saves a checkpoint, stops, and continues from the checkpoint as the
+next attempt of the same run.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Literal
 
 from gpu_flows.schedulers.model import Running, Start
 
-Kind = Literal["preempted", "moved", "resized"]
+Kind = Literal["preempted", "moved", "resized", "suspended"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +26,12 @@ class Preemption:
     policy: str
     room_for: tuple[str, ...] = ()  # the ids of the jobs that get its devices
     why: str = ""  # for the run's owner
+
+
+def describe_suspension(policy: str, now: float) -> Preemption:
+    """Return what it means that a person suspends a running job."""
+    why = "Suspended. It continues from its checkpoint after it is resumed."
+    return Preemption(now, "suspended", policy, (), why)
 
 
 def describe_preemption(running: Running, starts: Sequence[Start], policy: str, now: float) -> Preemption:

@@ -33,7 +33,7 @@ _KILL_TIMEOUT_S = 5.0
 _SIGNAL_CHECK_S = 1.0
 
 
-class CommandError(RuntimeError):
+class CommandFailed(RuntimeError):
     """The command failed or could not be started; the message says why."""
 
 
@@ -61,6 +61,11 @@ class Outcome:
     last_lines: tuple[str, ...] = ()
     timed_out: bool = False
 
+    @property
+    def shell_exit_code(self) -> int:
+        """The exit code as a shell reports it: 128 plus the signal that ended the command."""
+        return self.exit_code if self.exit_code >= 0 else 128 - self.exit_code
+
     def explain(self) -> str:
         """Return the message of a failed run."""
         code = self.exit_code
@@ -78,13 +83,13 @@ class Outcome:
 def split_command(line: str, *, shell: bool = False) -> list[str]:
     """Split a command line into arguments like a shell does."""
     if not line.strip():
-        raise CommandError("the command is empty. Give a command line, such as: python train.py")
+        raise CommandFailed("the command is empty. Give a command line, such as: python train.py")
     if shell:
         return ["/bin/sh", "-c", line]
     try:
         return shlex.split(line)
     except ValueError as error:
-        raise CommandError(f"the command line is not complete ({error}). Check its quotes: {line}") from None
+        raise CommandFailed(f"the command line is not complete ({error}). Check its quotes: {line}") from None
 
 
 def run_command(command: Command, emit: Emit) -> Outcome:
@@ -162,7 +167,7 @@ def _start(command: Command, mark: str) -> subprocess.Popen[bytes]:
     name = command.arguments[0]
     directory = Path(command.working_directory).expanduser()
     if not directory.is_dir():
-        raise CommandError(
+        raise CommandFailed(
             f"the working directory {directory} does not exist where this job runs. "
             "Create it there, or leave working_directory empty."
         )
@@ -185,7 +190,7 @@ def _start(command: Command, mark: str) -> subprocess.Popen[bytes]:
         }
         fix = fixes.get(type(error), "Check the command line.")
         why = error.strerror if isinstance(error, OSError) else error
-        raise CommandError(f"{name!r} cannot be run here: {why}. {fix}") from None
+        raise CommandFailed(f"{name!r} cannot be run here: {why}. {fix}") from None
 
 
 def _stop(tree: ProcessTree, pipe: _OutputPipe, grace: float) -> None:

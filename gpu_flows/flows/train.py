@@ -73,18 +73,16 @@ def _require_torch() -> None:
 
 
 def _train(config: TrainConfig, report: Callable[[Progress], None], log: Log) -> TrainResult:
+    def note(line: str) -> None:
+        log.info("%s: %s", config.model, line)
+
     devices = count_assigned_devices(os.environ)
     if devices > 1:
-        return train_in_processes(
-            config, devices, report, lambda line: log.info("%s: %s", config.model, line)
-        )
+        return train_in_processes(config, devices, report, note)
 
-    from gpu_flows.training.hardware import find_hardware  # imports torch
-    from gpu_flows.training.loop import train
+    from gpu_flows.training.loop import train  # imports torch
 
-    hardware = find_hardware()
-    log.info("%s: %s", config.model, hardware.note)
-    return train(config, report, hardware=hardware)
+    return train(config, report, on_note=note)
 
 
 class _ProgressArtifact:

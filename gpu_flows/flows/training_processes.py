@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from gpu_flows.checkpoints import contract
-from gpu_flows.flows.command_runner import Command, CommandError, run_command
+from gpu_flows.flows.command_runner import Command, CommandFailed, run_command
 from gpu_flows.training.config import TrainConfig
 from gpu_flows.training.registry import datasets, models
 from gpu_flows.training.reports import Diverged, Progress, TrainResult
@@ -50,7 +50,7 @@ def train_in_processes(
     if "diverged" in reported:
         raise Diverged(reported["diverged"])
     if outcome.exit_code or "result" not in reported:
-        raise CommandError(outcome.explain())
+        raise CommandFailed(outcome.explain())
     return TrainResult(**reported["result"])
 
 

@@ -14,7 +14,6 @@ from gpu_flows.runtimes.base import Container, Login, Pull, Refused
 from gpu_flows.runtimes.docker.command_launchers import Launcher, wrap_command
 from gpu_flows.runtimes.docker.rules import CONTAINER_FOLDER, check_request, parse_mount
 
-CONTAINER_FLOW = "gpu_flows.flows.container:container"  # the entrypoint that identifies the `container` flow
 # Runs a flow in a container. The worker copies the file there.
 FLOW_COMMAND = ("python", f"{CONTAINER_FOLDER}/entry.py")
 ContainerType = Literal["PyTorch", "Horovod", "as it is"]

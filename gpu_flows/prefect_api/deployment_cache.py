@@ -11,7 +11,8 @@ from prefect.client.schemas.filters import DeploymentFilter, DeploymentFilterId
 from prefect.client.schemas.objects import Flow, FlowRun
 from prefect.client.schemas.responses import DeploymentResponse
 
-from gpu_flows.prefect_api.due_runs import PAGE, in_pages
+from gpu_flows.prefect_api.conventions import PAGE
+from gpu_flows.prefect_api.due_runs import in_pages
 
 KEEP_S = 10.0
 
@@ -47,6 +48,16 @@ class DeploymentCache:
         if run.deployment_id is None:
             return None
         return self.get(run) or await self._client.read_deployment(run.deployment_id)
+
+    async def read_flows(self, runs: Iterable[FlowRun]) -> None:
+        """Read the flows of these runs that are not known."""
+        for run in {run.flow_id: run for run in runs if run.flow_id not in self._flows}.values():
+            await self.read_flow(run)
+
+    def flow_name(self, run: FlowRun) -> str:
+        """Return the name of the run's flow; empty if it is not known."""
+        flow = self._flows.get(run.flow_id)
+        return flow.name if flow else ""
 
     async def read_flow(self, run: FlowRun) -> Flow:
         """Return the run's flow, from the server if it is not known."""

@@ -26,9 +26,8 @@ from prefect.client.schemas.objects import FlowRun, StateType
 from prefect.client.schemas.sorting import FlowRunSort
 
 from gpu_flows.common.clock import utc_now
+from gpu_flows.prefect_api.conventions import PAGE
 from gpu_flows.prefect_api.job_builder import due_time
-
-PAGE = 200  # the largest page that the server returns
 
 
 @dataclass(frozen=True, slots=True)

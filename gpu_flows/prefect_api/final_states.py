@@ -5,6 +5,7 @@ from __future__ import annotations
 from prefect.client.schemas.objects import State, StateType
 from prefect.states import Cancelled, Completed, Crashed, Failed
 
+from gpu_flows.checkpoints import contract
 from gpu_flows.runtimes.base import End, Intent
 from gpu_flows.schedulers.model import Reason
 
@@ -24,16 +25,19 @@ def launch_failed(why: str) -> State[None]:
 def ended(current: StateType, end: End, intent: Intent | None, reports_itself: bool) -> State[None]:
     """Return the state of a run whose process ended without reporting a final state.
 
-    A process that reports itself and did not must have crashed, whatever its exit code is.
+    A process that reports itself and did not must have crashed, whatever its exit code is; but for one that
+    left it to the worker because it ran out of GPU memory.
     """
     if current == StateType.CANCELLING or intent == "cancel":
         return Cancelled(message="Cancelled; its process has ended.")
     code = end.exit_code
+    if code == contract.OUT_OF_MEMORY and end.detail and not end.lost:
+        return Failed(message=end.detail)
     if end.lost or code is None or reports_itself or _signal(code) or (code and end.oom_killed):
         return Crashed(message=_explain_crash(end))
     if code == 0:
         return Completed(message="The command ended with exit code 0.")
-    return Failed(message=f"The command ended with exit code {code}.")
+    return Failed(message=f"The command ended with exit code {code}. {end.detail}".rstrip())
 
 
 def _explain_crash(end: End) -> str:
@@ -46,7 +50,8 @@ def _explain_crash(end: End) -> str:
     if _signal(code):
         hint = " (out of memory, or killed by a user)" if _signal(code) == 9 else ""
         return f"Its process was ended by signal {_signal(code)}{hint} before it reported a result.{detail}"
-    return f"Its process ended with exit code {code} before it reported a result; see its output.{detail}"
+    where = "`gpu-flows logs RUN` prints its output."
+    return f"Its process ended with exit code {code} before it reported a result. {where}{detail}"
 
 
 def _signal(exit_code: int) -> int:

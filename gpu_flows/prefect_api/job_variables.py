@@ -9,13 +9,13 @@ Markdown, which swallows asterisks and empty quotes, so descriptions contain nei
 from __future__ import annotations
 
 from collections.abc import Iterable
-from difflib import get_close_matches
-from typing import Literal
 
 from prefect.workers.base import BaseJobConfiguration, BaseVariables
 from pydantic import Field
 
 from gpu_flows.common.forms import Form
+from gpu_flows.common.suggestions import did_you_mean
+from gpu_flows.prefect_api.conventions import PriorityClass
 from gpu_flows.prefect_private import QuickEnvironment
 from gpu_flows.runtimes.base import Pull
 from gpu_flows.runtimes.docker.command_launchers import Launcher
@@ -37,7 +37,8 @@ class SchedulingVariables(Form):
 
     gpu_memory_gb: float = Field(0, ge=0, le=4096, title="GPU memory (GB per device)")
     """Memory that the job needs on each device. A job that states it may share a device, if the policy
-    allows sharing, and its memory is never promised to another job. 0 asks for whole devices."""
+    allows sharing, and its memory is never promised to another job. 0 means that the pool predicts it, and
+    asks for whole devices if it cannot."""
 
     gpu_models: list[str] = Field(default_factory=list)
     """Accept only these models, given by a part of the name or a wildcard pattern, for example A100. Empty
@@ -56,17 +57,37 @@ class SchedulingVariables(Form):
     priority: int = Field(0, ge=-1000, le=1000)
     """Higher is more urgent, for policies that use priorities."""
 
-    priority_class: Literal["low", "normal", "high", "urgent"] = "normal"
+    priority_class: PriorityClass = "normal"
     """Adds -100, 0, 100 or 1000 to the priority."""
 
     preemptible: bool = True
     """Whether the job may be stopped in favour of other jobs, to continue later from its checkpoint."""
 
     expected_seconds: float = Field(0, ge=0, title="Expected duration (seconds)")
-    """How long the job will run, for policies that use durations. 0 means unknown."""
+    """How long the job will run, for policies that use durations. 0 means unknown; the pool then predicts
+    it from earlier jobs."""
+
+    memory_step: str = Field("", pattern=r"^([\w.]+:\w+)?$", title="Training step for the memory prediction")
+    """An importable function that builds the training step of the job, as module:function. The pool traces
+    the step to predict the GPU memory of a job that does not state it. The function gets those parameters of
+    the run that it accepts."""
 
     deadline_seconds: float = Field(0, ge=0, title="Deadline (seconds after it was due)")
     """When the job should be finished, for policies that use deadlines. 0 means no deadline."""
+
+    hold: bool = False
+    """Keep the job waiting until this is switched off, also while devices are free."""
+
+    after: list[str] = Field(default_factory=list, title="After these runs")
+    """Ids of runs that must complete before the job may start. If one of them ends in any other way, the
+    job is refused."""
+
+    after_any: list[str] = Field(default_factory=list, title="After the end of these runs")
+    """Ids of runs that must have ended before the job may start, in whatever way."""
+
+    user: str = ""
+    """Who the job belongs to, for fair shares and reports. Empty means the tag user:NAME of the run or its
+    deployment, or else the creator of either."""
 
 
 class ContainerVariables(Form):
@@ -164,8 +185,5 @@ def check_variable_names(given: Iterable[str], offered: Iterable[str]) -> None:
     for name in given:
         variable = name.partition(".")[0]  # `env.NAME` sets one entry of `env`
         if variable not in known:
-            similar = get_close_matches(variable, known, n=1)
-            hint = f" Did you mean {similar[0]!r}?" if similar else ""
-            raise BadJobVariables(
-                f"A job of this pool cannot ask for {variable!r}: there is no such job variable.{hint}"
-            )
+            what = f"A job of this pool cannot ask for {variable!r}: there is no such job variable."
+            raise BadJobVariables(f"{what} {did_you_mean(variable, known)}".rstrip())

@@ -25,6 +25,7 @@ from gpu_flows.prefect_api.container_request import (
 from gpu_flows.prefect_api.due_jobs import DueJobs
 from gpu_flows.prefect_api.job_builder import is_container_form, merge_overrides, merge_variables
 from gpu_flows.prefect_api.job_variables import GpuJobConfiguration
+from gpu_flows.prefect_api.peers import add_peers
 from gpu_flows.prefect_private import load_directly
 from gpu_flows.runtimes.base import Launch, LaunchError, Login, Mount, Refused
 from gpu_flows.runtimes.docker.rules import resolve_mount
@@ -63,7 +64,8 @@ class LaunchBuilder:
             grace_s=configuration.grace_seconds,
         )
         build = self._build_container if configuration.image else self._build_process
-        return await build(launch, run, configuration)
+        launch = await build(launch, run, configuration)
+        return replace(launch, env=add_peers(launch, self._due_jobs.cluster))
 
     async def _resolve(self, run: FlowRun) -> GpuJobConfiguration:
         """Resolve the job variables of pool, deployment and run, with all references to blocks."""

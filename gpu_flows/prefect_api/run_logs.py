@@ -6,6 +6,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
 
+import httpx
 from prefect.client.orchestration import PrefectClient
 from prefect.client.schemas.filters import (
     LogFilter,
@@ -14,22 +15,28 @@ from prefect.client.schemas.filters import (
 )
 from prefect.client.schemas.sorting import LogSort
 
-from gpu_flows.runtimes.docker.output import LogLine
+from gpu_flows.prefect_api.conventions import PAGE, WORKER_LOGGER
+from gpu_flows.runtimes.output import LinesRefused
+from gpu_flows.runtimes.output_buffer import LogLine
 
-OUTPUT, WORKER = "gpu_flows.output", "gpu_flows.worker"  # logger names: the job, the worker
-INFO = 20
-PAGE = 200
+OUTPUT = "gpu_flows.output"  # the logger name of a job's output
+REFUSALS = (400, 413, 422)  # of the request's content or size: the same request would be refused again
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class RunLogs:
-    """Implements `gpu_flows.runtimes.docker.output.Sink`."""
+    """Implements `gpu_flows.runtimes.output.LogSink`."""
 
     def __init__(self, client: PrefectClient) -> None:
         self._client = client
 
     async def send(self, lines: list[LogLine]) -> None:
-        await self._client.create_logs([_build_log(line) for line in lines])
+        try:
+            await self._client.create_logs([_build_log(line) for line in lines])
+        except httpx.HTTPStatusError as error:
+            if error.response.status_code in REFUSALS:
+                raise LinesRefused(f"HTTP {error.response.status_code}") from error
+            raise
 
     async def count_after(self, job_id: str, at_us: int) -> int:
         """Return how many lines of the job's output after this time the server has."""
@@ -52,8 +59,8 @@ class RunLogs:
 
 def _build_log(line: LogLine) -> dict[str, Any]:
     return {
-        "name": WORKER if line.from_worker else OUTPUT,
-        "level": INFO,
+        "name": WORKER_LOGGER if line.from_worker else OUTPUT,
+        "level": line.level,
         "message": line.text.replace("\0", "\N{REPLACEMENT CHARACTER}"),
         "timestamp": _to_datetime(line.at_us).isoformat(),
         "flow_run_id": line.job_id,

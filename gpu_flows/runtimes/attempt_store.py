@@ -24,11 +24,11 @@ from typing import Any
 from gpu_flows.common.files import write_atomically
 from gpu_flows.runtimes.base import Container, Launch, LaunchError, Mount
 from gpu_flows.runtimes.entry import INTENT_FILE
+from gpu_flows.runtimes.supervisor import LAUNCH_FILE
 from gpu_flows.schedulers.model import Device, Job
 
 log = logging.getLogger(__name__)
 
-_LAUNCH_FILE = "attempt.json"
 _STARTING_FILE = "starting"
 _KEEP_ENDED_S = 7 * 24 * 3600.0
 
@@ -42,7 +42,17 @@ class AttemptStore:
         for path in (folder, self.attempts, self.ended):
             path.mkdir(parents=True, exist_ok=True)
             path.chmod(0o700)  # the output of jobs may be private
-        self._remove_old()
+        self._last_attempts: dict[str, int] = {}  # by job id
+        self.count_attempts()
+
+    def count_attempts(self) -> None:
+        """Count the attempts of all jobs. To be called again after another worker has served the pool."""
+        numbers: dict[str, int] = {}
+        for parent in (self.attempts, self.ended):
+            for name in os.listdir(parent):
+                job_id, number = _split(name)
+                numbers[job_id] = max(number, numbers.get(job_id, 0))
+        self._last_attempts = numbers
 
     def folder(self, launch: Launch) -> Path:
         return self.attempts / launch.id
@@ -54,7 +64,8 @@ class AttemptStore:
         folder = self.folder(launch)
         try:
             folder.mkdir()
-            write_atomically(folder / _LAUNCH_FILE, dump_launch(launch), durable=True)
+            write_atomically(folder / LAUNCH_FILE, dump_launch(launch), durable=True)
+            self._last_attempts[launch.job.id] = max(launch.attempt, self.last_attempt(launch.job.id))
         except FileExistsError:
             raise
         except OSError as error:
@@ -86,15 +97,18 @@ class AttemptStore:
 
     def mark_ended(self, launch: Launch) -> None:
         """Close the attempt: its end has been recorded everywhere."""
-        with contextlib.suppress(OSError):
+        try:
             os.replace(self.folder(launch), self.ended / launch.id)
+        except OSError:
+            if self.has_ended(launch.id):  # by an earlier call
+                self.discard(launch)
 
     # -- questions ----------------------------------------------------------------------------
 
     def open_attempts(self) -> Iterator[tuple[Path, Launch]]:
         """Yield the folder and launch of every attempt that is not marked as ended."""
         for folder in sorted(self.attempts.iterdir()):
-            if not (folder / _LAUNCH_FILE).exists():
+            if not (folder / LAUNCH_FILE).exists():
                 shutil.rmtree(folder, ignore_errors=True)  # the worker died before it launched anything
             elif launch := _load_launch(folder):
                 yield folder, launch
@@ -113,13 +127,20 @@ class AttemptStore:
 
     def last_attempt(self, job_id: str) -> int:
         """Return the highest attempt number of a job on this machine; 0 if it was never launched."""
-        folders = [*self.attempts.glob(f"{job_id}.*"), *self.ended.glob(f"{job_id}.*")]
-        return max((int(folder.name.rpartition(".")[2]) for folder in folders), default=0)
+        return self._last_attempts.get(job_id, 0)
 
-    def _remove_old(self) -> None:
+    def remove_old(self) -> None:
+        """Remove the folders of attempts that ended long ago. Blocks, and may run in another thread."""
         for folder in self.ended.iterdir():
-            if time.time() - folder.stat().st_mtime > _KEEP_ENDED_S:
-                shutil.rmtree(folder, ignore_errors=True)
+            with contextlib.suppress(OSError):
+                if time.time() - folder.stat().st_mtime > _KEEP_ENDED_S:
+                    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _split(attempt_id: str) -> tuple[str, int]:
+    """Return job and number of an attempt."""
+    job_id, _, number = attempt_id.rpartition(".")
+    return job_id, int(number) if number.isdigit() else 0
 
 
 def dump_launch(launch: Launch) -> str:
@@ -135,7 +156,7 @@ def parse_launch(text: str) -> Launch:
     content: dict[str, Any] = json.loads(text)
     known = {field.name for field in fields(Job) if field.init}  # Job computes its other fields
     job = {name: value for name, value in content["job"].items() if name in known}
-    job |= {"nodes": tuple(job["nodes"]), "models": tuple(job["models"])}
+    job |= {name: tuple(job[name]) for name in ("nodes", "models", "predicted") if name in job}
     container = content.get("container")
     if container:
         mounts = tuple(Mount(**mount) for mount in container["mounts"])
@@ -153,7 +174,7 @@ def parse_launch(text: str) -> Launch:
 
 def _load_launch(folder: Path) -> Launch | None:
     try:
-        return parse_launch((folder / _LAUNCH_FILE).read_text())
+        return parse_launch((folder / LAUNCH_FILE).read_text())
     except (OSError, ValueError, KeyError, TypeError):
         log.exception("Attempt %s cannot be read; its folder is left unchanged.", folder.name)
         return None

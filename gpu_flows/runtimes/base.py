@@ -11,10 +11,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
+from gpu_flows.runtimes.entry import MEMORY_FRACTION, WAITS_FOR_MEMORY
 from gpu_flows.schedulers.model import Device, Job
+from gpu_flows.schedulers.prediction.gpu_models import find_context_mib
 
 Intent = Literal["cancel", "reschedule"]
 Pull = Literal["if-not-present", "always", "never"]
+MEMORY_SHARE = "GPU_FLOWS_GPU_MEMORY_MB"  # what a job may use of each device, where jobs share devices
 
 
 class Runtime(Protocol):
@@ -22,7 +25,8 @@ class Runtime(Protocol):
 
     The life of an attempt: `launch`, then `wait` for its end, perhaps `stop` meanwhile, then `forget`.
     A worker that starts calls `find` first, and waits for the attempts that it finds as for its own.
-    All methods but `sample_activity` are called in the worker's event loop and must not block it.
+    All methods but `sample_activity` and `read_output` are called in the worker's event loop and must not
+    block it.
     """
 
     async def launch(self, launch: Launch, still_wanted: Callable[[], bool]) -> Attempt:
@@ -48,7 +52,8 @@ class Runtime(Protocol):
         ...
 
     async def find(self) -> list[Found]:
-        """Return every attempt, running or ended, for which `forget` has not been called."""
+        """Return every attempt, running or ended, that another worker launched, for which `forget` has not
+        been called."""
         ...
 
     def forget(self, launch: Launch) -> None:
@@ -59,6 +64,13 @@ class Runtime(Protocol):
         """Return how busy each running attempt was since the last call: job id -> 0 to 100.
 
         Called in the sampler's thread.
+        """
+        ...
+
+    def read_output(self, launch: Launch) -> list[str]:
+        """Return the lines that a running attempt printed since the last call, or the newest of them.
+
+        Called in a thread, for one attempt at a time.
         """
         ...
 
@@ -80,6 +92,9 @@ class Launch:
     handles_intents: bool = True  # the command is `entry.py`, which passes an intent on to Prefect's engine
     container: Container | None = None  # None: a process of the worker's machine
     checkpoints: str = ""  # the directory in which the job keeps its checkpoints
+    start_before: float = 0.0  # by the wall clock; an attempt that is later does not start. 0: no limit
+    memory_share_mb: int = 0  # of each device, where jobs share devices; 0: all of it
+    waits_for_memory: bool = False  # whether it waits for more if it runs out of GPU memory
 
     @property
     def id(self) -> str:
@@ -158,6 +173,8 @@ class End:
     peak_memory_mb: float | None = None
     detail: str = ""  # what the exit code does not show, as a sentence for the user
     lost: bool = False  # unknown whether and how it ended, such as on a host that stopped answering
+    unstarted: bool = False  # its command was not started; it may be launched again
+    tail: str = field(default="", repr=False)  # the last lines of its output, if it may have failed
 
 
 class LaunchError(RuntimeError):
@@ -193,4 +210,17 @@ def device_environment(launch: Launch) -> dict[str, str]:
         "GPU_FLOWS_NODES": json.dumps(nodes),
         "GPU_FLOWS_ATTEMPT": launch.id,
         "GPU_FLOWS_GRACE_SECONDS": f"{launch.grace_s:g}",
+        **_memory_share(launch),
+        **({WAITS_FOR_MEMORY: "1"} if launch.waits_for_memory else {}),
     }
+
+
+def _memory_share(launch: Launch) -> dict[str, str]:
+    """Return the variables that tell a job how much memory of each device it may use, if not all. torch
+    counts its own memory only, so its fraction is without the CUDA context of the process."""
+    smallest = min(launch.devices, key=lambda device: device.memory_mb, default=None)
+    if smallest is None or not 0 < launch.memory_share_mb < smallest.memory_mb:
+        return {}
+    context_mb = min(find_context_mib(smallest.model), launch.memory_share_mb // 2)
+    fraction = (launch.memory_share_mb - context_mb) / smallest.memory_mb
+    return {MEMORY_SHARE: str(launch.memory_share_mb), MEMORY_FRACTION: f"{fraction:.4f}"}

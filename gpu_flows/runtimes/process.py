@@ -1,44 +1,52 @@
 """Jobs as processes of the worker's machine: the default.
 
-The folder of an attempt in the attempt store also holds
+Each attempt runs under a supervisor (`supervisor.py`), which the worker starts in a session of its own, with
+its output in a file. So it outlives its worker. The folder of an attempt in the attempt store also holds
 
-    pid            the process's pid and start time, written by the process before it becomes the job
-    fence          created by a worker that found no pid: a process that sees it exits before the job starts
     output.log     everything the process prints
     work           the process's working directory, unless the job names one; removed after the attempt
 
-A process runs in its own session with its output in a file, so it outlives its worker. It is identified
-by pid and start time (as the kernel counts it, with the boot id), so a reused pid is never mistaken for it.
+and what the supervisor keeps there. Several machines may share the folder. A worker that finds an attempt of
+another machine follows it through these files, and judges it as lost when its supervisor has not touched
+`alive` for a while.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib.util
 import os
 import shutil
 import signal
-import socket
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
 
+from gpu_flows.common.files import write_atomically
+from gpu_flows.runtimes import supervisor
 from gpu_flows.runtimes.attempt_store import AttemptStore
-from gpu_flows.runtimes.base import Attempt, End, Found, Intent, Launch, LaunchError, device_environment
+from gpu_flows.runtimes.base import (
+    Attempt,
+    End,
+    Found,
+    Intent,
+    Launch,
+    LaunchCancelled,
+    LaunchError,
+    device_environment,
+)
+from gpu_flows.runtimes.output_tail import OutputTail, read_end
+from gpu_flows.runtimes.process_identity import ProcessIdentity, identity_of, kill_attempt, read_identity
 
 WORK = "work"
-
-# The shell writes its pid, exits if there is a fence, and then becomes the job. If any step fails (a full
-# disk, a missing folder), the job does not start.
-_LAUNCHER = """
-start_time="$(cut -d ' ' -f 22 /proc/$$/stat 2>/dev/null) $(cat /proc/sys/kernel/random/boot_id 2>/dev/null)"
-echo "$$ $start_time" >"$0/pid.new" && mv "$0/pid.new" "$0/pid" && [ ! -e "$0/fence" ] && exec "$@"
-exit 75
-"""
+SILENT_AFTER_S = 120.0  # without a sign of life for so long, an attempt of another machine counts as lost
 
 
 class ProcessRuntime:
@@ -47,9 +55,10 @@ class ProcessRuntime:
     def __init__(self, attempt_store: AttemptStore) -> None:
         self._attempt_store = attempt_store
         self._children: dict[str, subprocess.Popen[bytes]] = {}
-        self._seen_alive: dict[str, tuple[int, str]] = {}  # attempt -> pid and start time
+        self._seen_alive: dict[str, ProcessIdentity] = {}  # by attempt
         self._jobs: dict[str, str] = {}  # attempt -> job id
         self._cpu: dict[int, tuple[float, float]] = {}  # session -> CPU seconds, and when they were read
+        self._tails: dict[str, OutputTail] = {}  # by attempt
 
     # -- start --------------------------------------------------------------------------------
 
@@ -63,13 +72,16 @@ class ProcessRuntime:
             if found.attempt and found.alive:
                 return found.attempt
             raise LaunchError(f"Attempt {launch.id} was launched before and has ended.") from None
+        if not still_wanted():
+            self._attempt_store.discard(launch)
+            raise LaunchCancelled("the job was stopped, or the lease was lost, during the launch")
         try:
             child = self._spawn(launch, folder)
         except (OSError, ValueError) as error:
             self._attempt_store.discard(launch)
             raise LaunchError(f"The process could not be started: {error}.") from error
         self._children[launch.id] = child
-        return self._track(launch, child.pid, _start_time(child.pid), time.time())
+        return self._track(launch, identity_of(child.pid), time.time())
 
     def _spawn(self, launch: Launch, folder: Path) -> subprocess.Popen[bytes]:
         env = {**os.environ, **launch.env, **device_environment(launch)}
@@ -78,10 +90,10 @@ class ProcessRuntime:
         # the same time must not share a clone.
         work = Path(launch.directory) if launch.directory else folder / WORK
         work.mkdir(exist_ok=True)
-        with (folder / "output.log").open("ab") as output:
+        with (folder / supervisor.OUTPUT_FILE).open("ab") as output:
             # Not asyncio's: from Python 3.12 on that kills the child when its event loop ends.
             return subprocess.Popen(
-                ["/bin/sh", "-c", _LAUNCHER, str(folder), *launch.command],
+                [*supervise(folder, launch.start_before), *launch.command],
                 env=env,
                 cwd=work,
                 stdin=subprocess.DEVNULL,
@@ -90,41 +102,58 @@ class ProcessRuntime:
                 start_new_session=True,
             )
 
-    def _track(self, launch: Launch, pid: int, start_time: str, started: float) -> Attempt:
-        self._seen_alive[launch.id] = (pid, start_time)
+    def _track(self, launch: Launch, identity: ProcessIdentity, started: float) -> Attempt:
+        self._seen_alive[launch.id] = identity
         self._jobs[launch.id] = launch.job.id
-        return Attempt(launch, f"{socket.gethostname()}:{pid}", started)
+        return Attempt(launch, f"{identity.host}:{identity.pid}", started)
 
     # -- end ----------------------------------------------------------------------------------
 
     async def wait(self, attempt: Attempt) -> End:
-        name = attempt.launch.id
-        pid, start_time = self._seen_alive.get(name, (0, ""))
-        if pid:
-            await _wait_for_exit(pid, lambda: self._is_alive(name, pid, start_time))
-        child = self._children.get(name)
-        # Kill what the job left running. Its session id is its pid only if this worker has seen it alive
-        # under that pid. Otherwise the pid may be reused, and only the attempt's name identifies it.
-        await asyncio.to_thread(_kill_attempt, name, pid or None)
-        return End(child.wait() if child else None)
+        name, folder = attempt.launch.id, self._attempt_store.folder(attempt.launch)
+        identity, child = self._seen_alive.get(name), self._children.get(name)
+        if identity and identity.is_foreign:
+            if not await _wait_for_foreign(folder):
+                detail = f"Its machine {identity.host} has given no sign of life for {SILENT_AFTER_S:.0f} s."
+                return End(detail=detail, lost=True)
+        elif identity:
+            await _wait_for_exit(identity.pid, lambda: self._is_alive(name, identity))
+        end = _read_end(folder, attempt.started)
+        if end is None or sys.platform != "linux":  # only Linux gives orphans to the supervisor
+            # The supervisor was killed. Its session id is its pid only if this worker has seen it alive
+            # under that pid. Otherwise the pid may be reused, and only the attempt's name identifies it.
+            await asyncio.to_thread(kill_attempt, name, identity.pid if identity else None)
+        end = end or End(child.wait() if child else None)
+        if end.exit_code == 0 and not attempt.launch.handles_intents:
+            return end
+        # The process of a flow ends with 0 also if the flow has failed.
+        return replace(end, tail=await asyncio.to_thread(read_end, folder / supervisor.OUTPUT_FILE))
 
     async def stop(self, attempt: Attempt, intent: Intent) -> None:
         launch = attempt.launch
-        pid, start_time = self._seen_alive.get(launch.id, (0, ""))
-        if not pid or not self._is_alive(launch.id, pid, start_time):
+        identity = self._seen_alive.get(launch.id)
+        if not identity or not self._is_alive(launch.id, identity):
             return
         asked_ago = self._attempt_store.mark_stop_requested(launch, intent)
         if asked_ago is None:
-            with contextlib.suppress(OSError):
-                if launch.handles_intents:
-                    os.kill(pid, signal.SIGUSR1)
-                else:
-                    os.killpg(pid, signal.SIGTERM)
+            self._signal(launch, identity, signal.SIGUSR1 if launch.handles_intents else signal.SIGTERM)
         deadline = time.monotonic() + launch.grace_s - (asked_ago or 0.0)
-        while self._is_alive(launch.id, pid, start_time) and time.monotonic() < deadline:
+        while self._is_alive(launch.id, identity) and time.monotonic() < deadline:
             await asyncio.sleep(0.05)
-        if self._is_alive(launch.id, pid, start_time):
-            await asyncio.to_thread(_kill_attempt, launch.id, pid)
+        if not self._is_alive(launch.id, identity):
+            return
+        if identity.is_foreign:
+            self._signal(launch, identity, signal.SIGKILL)
+        else:
+            await asyncio.to_thread(kill_attempt, launch.id, identity.pid)
+
+    def _signal(self, launch: Launch, identity: ProcessIdentity, number: signal.Signals) -> None:
+        """Send a signal to the supervisor, which passes it on."""
+        with contextlib.suppress(OSError):
+            if identity.is_foreign:
+                write_atomically(self._attempt_store.folder(launch) / supervisor.SIGNAL, str(int(number)))
+            else:
+                os.kill(identity.pid, number)
 
     # -- recovery -----------------------------------------------------------------------------
 
@@ -132,25 +161,32 @@ class ProcessRuntime:
         return [
             self._inspect(folder, launch)
             for folder, launch in self._attempt_store.open_attempts()
-            if launch.runtime == "process"
+            # One that this worker launched itself is in its hands, even if it has not written its pid yet.
+            if launch.runtime == "process" and launch.id not in self._children
         ]
 
     def _inspect(self, folder: Path, launch: Launch) -> Found:
-        if not (folder / "pid").exists():
-            (folder / "fence").touch()
+        pid_file, child = folder / supervisor.PID, self._children.get(launch.id)
+        if child and child.poll() is None:  # launched by this worker, perhaps a moment ago
+            return Found(launch, self._track(launch, identity_of(child.pid), time.time()), alive=True)
+        if not pid_file.exists():
+            (folder / supervisor.FENCE).touch()
+        end = _read_end(folder, 0.0)
         try:
-            pid, start_time = _read_pid(folder / "pid")
-            started = (folder / "pid").stat().st_mtime
+            identity, started = read_identity(pid_file), pid_file.stat().st_mtime
         except (OSError, ValueError):
             return Found(launch, None, alive=False)
-        if self._is_alive(launch.id, pid, start_time):
-            return Found(launch, self._track(launch, pid, start_time, started), alive=True)
-        return Found(launch, Attempt(launch, f"{socket.gethostname()}:{pid}", started), alive=False)
+        if end and end.unstarted:
+            return Found(launch, None, alive=False)
+        if end is None and self._is_alive(launch.id, identity):
+            return Found(launch, self._track(launch, identity, started), alive=True)
+        return Found(launch, Attempt(launch, f"{identity.host}:{identity.pid}", started), alive=False)
 
     def forget(self, launch: Launch) -> None:
         self._children.pop(launch.id, None)
         self._seen_alive.pop(launch.id, None)
         self._jobs.pop(launch.id, None)
+        self._tails.pop(launch.id, None)
         self._attempt_store.mark_ended(launch)
         # In a thread of its own: a large clone takes a while to remove, and the devices are free already.
         work = self._attempt_store.ended / launch.id / WORK
@@ -161,7 +197,11 @@ class ProcessRuntime:
 
     def sample_activity(self) -> dict[str, float]:
         alive = list(self._seen_alive.items())  # a copy: this runs in another thread than the loop
-        sessions = {pid: self._jobs.get(attempt, "") for attempt, (pid, _) in alive}
+        sessions = {
+            identity.pid: self._jobs.get(attempt, "")
+            for attempt, identity in alive
+            if not identity.is_foreign
+        }
         if not sessions:
             return {}
         spent = dict.fromkeys(sessions, 0.0)
@@ -179,14 +219,52 @@ class ProcessRuntime:
         self._cpu = {session: (seconds, now) for session, seconds in spent.items()}
         return busy
 
-    def _is_alive(self, attempt: str, pid: int, start_time: str) -> bool:
+    def read_output(self, launch: Launch) -> list[str]:
+        if launch.id not in self._jobs:  # forgotten
+            return []
+        path = self._attempt_store.folder(launch) / supervisor.OUTPUT_FILE
+        return self._tails.setdefault(launch.id, OutputTail(path)).read()
+
+    def _is_alive(self, attempt: str, identity: ProcessIdentity) -> bool:
         child = self._children.get(attempt)
         if child is not None:
             return child.poll() is None
-        with contextlib.suppress(psutil.Error):
-            if psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
-                return _start_time(pid) == start_time if start_time else _read_attempt(pid) == attempt
-        return False
+        if identity.is_foreign:  # unknown until `wait` returns
+            return not (self._attempt_store.attempts / attempt / supervisor.EXIT).exists()
+        return identity.is_alive(attempt)
+
+
+def supervise(folder: Path, start_before: float) -> list[str]:
+    """Return the command line that runs the command after it under a supervisor."""
+    program = importlib.util.cache_from_source(supervisor.__file__)  # compiled: saves a few milliseconds
+    if not os.path.exists(program):
+        program = supervisor.__file__
+    return [sys.executable, "-I", "-S", program, str(folder), repr(start_before)]
+
+
+def _read_end(folder: Path, started: float) -> End | None:
+    """Return what the supervisor has stored about the end; None if it has stored nothing."""
+    path = folder / supervisor.EXIT
+    try:
+        code, ended = path.read_text(), path.stat().st_mtime
+        return End(unstarted=True) if code == supervisor.UNSTARTED else End(int(code), max(started, ended))
+    except (OSError, ValueError):
+        return None
+
+
+async def _wait_for_foreign(folder: Path) -> bool:
+    """Return True when the supervisor on another machine has stored an end, and False if it has been silent
+    for too long. Only this machine's clock is used; those of others may differ."""
+    last_sign, seen_at = 0.0, time.monotonic()
+    while time.monotonic() - seen_at < SILENT_AFTER_S:
+        if (folder / supervisor.EXIT).exists():
+            return True
+        with contextlib.suppress(OSError):
+            sign = (folder / supervisor.ALIVE).stat().st_mtime
+            if sign != last_sign:
+                last_sign, seen_at = sign, time.monotonic()
+        await asyncio.sleep(min(supervisor.BEAT_S, SILENT_AFTER_S / 10))
+    return False
 
 
 async def _wait_for_exit(pid: int, alive: Callable[[], bool]) -> None:
@@ -203,52 +281,3 @@ async def _wait_for_exit(pid: int, alive: Callable[[], bool]) -> None:
             os.close(watched)
     while alive():
         await asyncio.sleep(0.1)
-
-
-def _start_time(pid: int) -> str:
-    """Return the kernel's start time of the process and the boot id; empty on systems without /proc."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return ""
-    return f"{stat.rpartition(')')[2].split()[19]} {boot}"
-
-
-def _read_pid(path: Path) -> tuple[int, str]:
-    pid, _, start_time = path.read_text().strip().partition(" ")
-    return int(pid), start_time.strip()
-
-
-def _read_attempt(pid: int) -> str:
-    """Return the attempt that a process carries in its environment. Reads /proc where there is one: this
-    is called for every process of the machine while devices wait to be released, and psutil is slower."""
-    try:
-        variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    except FileNotFoundError:
-        return psutil.Process(pid).environ().get("GPU_FLOWS_ATTEMPT", "")
-    name = b"GPU_FLOWS_ATTEMPT="
-    return next((value[len(name) :].decode() for value in variables if value.startswith(name)), "")
-
-
-def kill_all(home: Path) -> int:
-    """Kill every job that was launched under this gpu-flows home, and return their number."""
-    attempts = set()
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error, OSError):
-            env = process.environ()
-            folder = env.get("GPU_FLOWS_ATTEMPT_FOLDER", "")
-            if folder and Path(folder).is_relative_to(home):
-                attempts.add((env["GPU_FLOWS_ATTEMPT"], os.getsid(process.pid)))
-    for attempt, session in attempts:
-        _kill_attempt(attempt, session)
-    return len({attempt for attempt, _ in attempts})
-
-
-def _kill_attempt(attempt: str, session: int | None) -> None:
-    """Kill all processes of the attempt's session, and those of other sessions that carry its name:
-    torchrun starts its workers in sessions of their own."""
-    for pid in psutil.pids():
-        with contextlib.suppress(psutil.Error, OSError):
-            if (session and os.getsid(pid) == session) or _read_attempt(pid) == attempt:
-                os.kill(pid, signal.SIGKILL)

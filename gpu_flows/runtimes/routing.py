@@ -34,5 +34,8 @@ class RuntimeRouter:
         samples = (runtime.sample_activity() for runtime in self._runtimes.values())
         return {job_id: activity for sample in samples for job_id, activity in sample.items()}
 
+    def read_output(self, launch: Launch) -> list[str]:
+        return self._runtime(launch).read_output(launch)
+
     def _runtime(self, launch: Launch) -> Runtime:
         return self._runtimes[launch.runtime]

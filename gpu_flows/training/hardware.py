@@ -6,15 +6,21 @@ gradients. Simulated devices train on the CPU in the same way.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
 import sys
+import time
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import nn
 
+from gpu_flows.checkpoints import contract
 from gpu_flows.checkpoints.process_group import ProcessGroup
+from gpu_flows.runtimes.entry import MEMORY_FRACTION
+from gpu_flows.schedulers.prediction.gpu_models import find_context_mib
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +44,17 @@ class Hardware:
         unit = 1 if sys.platform == "darwin" else 1024
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**20
 
+    def report_peak(self) -> None:
+        """Report the most GPU memory that this process has used, for predictions: what torch has held, and
+        the CUDA context, which torch does not count. On a CPU there is none."""
+        directory = os.environ.get(contract.DIRECTORY)
+        if directory and self.device.type == "cuda":
+            context = find_context_mib(torch.cuda.get_device_name(self.device)) * 2**20
+            used = torch.cuda.max_memory_reserved(self.device) + context
+            entry = contract.Entry("memory", contract.attempt_number(), time.time(), bytes=used)
+            with contextlib.suppress(OSError):  # a full disk must not end a training
+                contract.write_entry(Path(directory), entry)
+
 
 def find_hardware() -> Hardware:
     """Return the hardware of this process. In one of several, init_process_group must have been called."""
@@ -47,7 +64,15 @@ def find_hardware() -> Hardware:
         note = f"training on the CPU{several}: torch finds no CUDA device"
         return Hardware(torch.device("cpu"), processes, note)
     device = torch.device("cuda", local_rank())
+    limit_memory(device)
     return Hardware(device, processes, f"training on {torch.cuda.get_device_name(device)}{several}")
+
+
+def limit_memory(device: torch.device) -> None:
+    """Hold torch to the job's share of the device, if it shares the device with other jobs."""
+    fraction = float(os.environ.get(MEMORY_FRACTION) or 0)
+    if 0 < fraction < 1:
+        torch.cuda.set_per_process_memory_fraction(fraction, device)
 
 
 def local_rank() -> int:

@@ -94,9 +94,13 @@ def train_in_group(config: str, reports: str) -> None:
     torch.distributed.init_process_group(backend)
     hardware = find_hardware()
     reporter = Reporter(reports if hardware.processes.is_first else "")
-    reporter.write("note", hardware.note)
     try:
-        result = train(TrainConfig.model_validate_json(config), reporter.progress, hardware=hardware)
+        result = train(
+            TrainConfig.model_validate_json(config),
+            reporter.progress,
+            on_note=reporter.note,
+            hardware=hardware,
+        )
     except Diverged as diverged:
         reporter.write("diverged", str(diverged))
         raise
@@ -112,6 +116,9 @@ class Reporter:
         self._file = Path(file) if file else None
         self._latest: Progress | None = None
         self._next_at = 0.0
+
+    def note(self, text: str) -> None:
+        self.write("note", text)
 
     def progress(self, progress: Progress) -> None:
         self._latest = progress

@@ -25,11 +25,13 @@ def train(
     config: TrainConfig,
     on_progress: Callable[[Progress], None] = lambda progress: None,
     *,
+    on_note: Callable[[str], None] = lambda note: None,
     hardware: Hardware | None = None,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> TrainResult:
-    """Train until the first limit of the config is reached. `on_progress` is called after every step.
+    """Train until the first limit of the config is reached. `on_progress` is called after every step,
+    `on_note` with what to tell about the start.
 
     If GPU_FLOWS_CHECKPOINT_DIR is set, it resumes from the newest checkpoint there and saves its own.
     """
@@ -44,7 +46,10 @@ def train(
             batches=training.batches,
             tally=training.tally,
         )
-        with checkpoints as run:
+        on_note(training.hardware.note)
+        with _reported_peak(training.hardware), checkpoints as run:
+            if run.step:
+                on_note(f"resumed from step {run.step:,}")
             training.start(clock())
             while not (limit := training.reached_limit()):
                 training.step(clock, sleep)
@@ -233,6 +238,15 @@ def _describe_rows(rows: Tensor) -> str:
 def _convert(dtype: torch.dtype, tensor: Tensor) -> Tensor:
     """Return the tensor in this precision; integers stay integers."""
     return tensor.to(dtype) if tensor.is_floating_point() else tensor
+
+
+@contextmanager
+def _reported_peak(hardware: Hardware) -> Iterator[None]:
+    """Report the peak memory at the end, also of a training that ran out of memory."""
+    try:
+        yield
+    finally:
+        hardware.report_peak()
 
 
 @contextmanager

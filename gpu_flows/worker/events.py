@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from prefect.events import Event
 from prefect.events.clients import get_events_subscriber
@@ -18,16 +18,16 @@ RECONNECT_AFTER_S = 1.0
 
 
 async def subscribe(
-    prefix: str,
+    prefixes: Sequence[str],
     handler: Callable[[Event], None],
     log: logging.Logger,
     resource: str | None = None,
     on_connected: Callable[[], None] = lambda: None,
 ) -> None:
-    """Call the handler for every event with this name prefix. Runs until cancelled. `on_connected` is called
-    after each connection, because events before it were missed."""
+    """Call the handler for every event whose name has one of these prefixes. Runs until cancelled.
+    `on_connected` is called after each connection, because events before it were missed."""
     any_resource = EventAnyResourceFilter(id=[resource]) if resource else None
-    event_filter = EventFilter(event=EventNameFilter(prefix=[prefix]), any_resource=any_resource)
+    event_filter = EventFilter(event=EventNameFilter(prefix=list(prefixes)), any_resource=any_resource)
     warned = False
     while True:
         try:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 import anyio.abc
@@ -20,7 +20,9 @@ from prefect.workers.base import BaseWorker, BaseWorkerResult
 from gpu_flows import prefect_private as private
 from gpu_flows.common.urls import LOGO, documentation_url
 from gpu_flows.prefect_api.job_variables import GpuJobConfiguration, GpuJobVariables
-from gpu_flows.worker.pool_service import PoolService
+
+if TYPE_CHECKING:
+    from gpu_flows.worker.pool_service import PoolService
 
 
 class GpuWorkerResult(BaseWorkerResult):
@@ -54,7 +56,7 @@ class GpuWorker(BaseWorker[GpuJobConfiguration, GpuJobVariables, GpuWorkerResult
                 self._start_service()
             assert self.service is not None
             try:
-                await self.service.poll_if_due(self.work_pool)
+                await self.service.poll_if_due()
             except httpx.HTTPError as error:
                 private.logger(self).warning("The server does not answer (%s); trying again.", error)
             except Exception:
@@ -62,6 +64,9 @@ class GpuWorker(BaseWorker[GpuJobConfiguration, GpuJobVariables, GpuWorkerResult
         return []
 
     def _start_service(self) -> None:
+        # Here, because Prefect imports this module in every process that looks up workers, also in servers.
+        from gpu_flows.worker.pool_service import PoolService
+
         log = private.logger(self)
         for line in private.find_missing_names():
             log.warning("This version of Prefect lacks a name that gpu-flows uses. %s.", line)

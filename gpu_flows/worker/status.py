@@ -1,7 +1,7 @@
 """The status of a pool: a small file that its worker writes and the command line reads.
 
-The worker that holds the pool's lease replaces the file about once a second. Reading it causes no load on the
-server, however many runs wait. `status_builder` collects the content.
+The worker replaces the file about once a second; `leads` shows whether it holds the pool's lease. Reading it
+causes no load on the server, however many runs wait. `status_builder` collects the content.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from typing import Any
 
 from gpu_flows.common.files import write_atomically
 from gpu_flows.config.paths import pool_folder
+from gpu_flows.schedulers.cluster.device_links import groups_of
+from gpu_flows.schedulers.model import Node
 
 FRESH_S = 10.0
 
@@ -24,15 +26,32 @@ class Status:
     pool: str
     worker: str
     at: float
-    policy: dict[str, Any]  # name, options, serving, error
-    waiting: list[dict[str, Any]]
+    policy: dict[str, Any]  # name, options, serving, error; when its block was saved
+    waiting: list[dict[str, Any]]  # in the order of the queue, then those that may not start yet
     running: list[dict[str, Any]]
     devices: list[dict[str, Any]]
-    trouble: str = ""  # why devices are unknown, or why facts do not reach the warehouse
+    cluster_trouble: str = ""  # why devices are unknown
+    recorder_trouble: str = ""  # why facts do not reach the warehouse
+    leads: bool = True  # False: it stands by, and another worker serves the pool
+
+    @property
+    def trouble(self) -> str:
+        return " ".join(filter(None, (self.cluster_trouble, self.recorder_trouble)))
 
     @property
     def fresh(self) -> bool:
         return time.time() - self.at < FRESH_S
+
+
+def describe_place(node: Node | None, index: int) -> dict[str, Any]:
+    """Return the rack of a device and the groups of linked devices that it is in, the closest first."""
+    if node is None:
+        return {"rack": "", "links": []}
+    groups = groups_of(node, index)
+    return {
+        "rack": node.rack,
+        "links": [{"link": str(group.link), "devices": list(group.devices)} for group in groups],
+    }
 
 
 def write_status(status: Status) -> None:
@@ -43,11 +62,22 @@ def write_status(status: Status) -> None:
 
 def read_status(pool: str) -> Status | None:
     """Return the pool's status, or None if no worker on this machine serves the pool now."""
+    status = read_last_status(pool)
+    return status if status and status.fresh and status.leads else None
+
+
+def stands_by(pool: str) -> bool:
+    """Whether a worker on this machine stands by, while another worker serves the pool."""
+    status = read_last_status(pool)
+    return bool(status and status.fresh and not status.leads)
+
+
+def read_last_status(pool: str) -> Status | None:
+    """Return the last status of the pool on this machine, however old it is; None if there is none."""
     try:
-        status = Status(**json.loads(_path(pool).read_text()))
+        return Status(**json.loads(_path(pool).read_text()))
     except (OSError, ValueError, TypeError):
         return None
-    return status if status.fresh else None
 
 
 def _path(pool: str) -> Path:

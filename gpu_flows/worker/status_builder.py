@@ -3,60 +3,93 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
 from gpu_flows.config.block_follower import BlockFollower
 from gpu_flows.devices.base import Reading
 from gpu_flows.dispatch.dispatcher import Dispatcher
+from gpu_flows.prefect_api.waiting_notes import WaitingJobs
 from gpu_flows.schedulers.cluster.state import Cluster
 from gpu_flows.schedulers.model import Job, Reason, Running
-from gpu_flows.worker.status import Status
+from gpu_flows.worker.status import Status, describe_place
 
 MOST_LISTED = 2000  # jobs beyond this place in the queue are not listed
 
 
 def build_status(
-    pool: str, worker: str, dispatcher: Dispatcher, blocks: BlockFollower, recorder_trouble: str
+    pool: str,
+    worker: str,
+    dispatcher: Dispatcher,
+    waiting: WaitingJobs,
+    blocks: BlockFollower,
+    recorder_trouble: str,
+    describe_needs: Callable[[Job], dict[str, Any]] = lambda job: {},
+    describe_progress: Callable[[str], dict[str, Any] | None] = lambda job_id: None,
 ) -> Status:
-    """Return what the pool's worker knows now."""
-    engine = dispatcher.engine
-    running = [_describe_running(job, preemption) for job, preemption in dispatcher.occupants()]
-    troubles = [blocks.cluster_error, blocks.missing_devices, recorder_trouble]
+    """Return what the pool's worker knows now. `describe_needs` tells how much memory and time a job needs,
+    and whether that was stated or predicted; `describe_progress` tells how far a running job is."""
+    engine, now = dispatcher.engine, time.time()
+    running = [
+        {
+            **_describe_running(job, preemption, dispatcher, now),
+            **describe_needs(job.job),
+            "progress": describe_progress(job.job.id),
+        }
+        for job, preemption in dispatcher.occupants()
+    ]
+    cluster_troubles = (
+        blocks.cluster_error,
+        blocks.unknown_drained,
+        blocks.network_error,
+        blocks.missing_devices,
+    )
     return Status(
         pool,
         worker,
-        time.time(),
+        now,
         policy={
             "name": engine.policy.name,
             "options": blocks.policy_options,
             "serving": engine.active_policy.name,
             "error": engine.policy_error or blocks.policy_error,
+            "saved": blocks.policy_saved.isoformat() if blocks.policy_saved else None,
         },
         waiting=[
-            _describe_waiting(job, reason, dispatcher) for job, reason in dispatcher.reasons(MOST_LISTED)
+            _describe_waiting(job, reason, dispatcher, now) | describe_needs(job)
+            for job, reason in waiting.reasons(MOST_LISTED)
         ],
         running=running,
         devices=_describe_devices(engine.cluster, blocks.readings, running),
-        trouble=" ".join(filter(None, troubles)),
+        cluster_trouble=" ".join(filter(None, cluster_troubles)),
+        recorder_trouble=recorder_trouble,
     )
 
 
-def _describe_waiting(job: Job, reason: Reason, dispatcher: Dispatcher) -> dict[str, Any]:
-    progress = dispatcher.progress(job.id)
+def _describe_waiting(job: Job, reason: Reason, dispatcher: Dispatcher, now: float) -> dict[str, Any]:
+    progress, declined = dispatcher.progress(job.id), dispatcher.engine.declined(job.id)
     return {
         **_describe_job(job),
+        "waited": max(0.0, now - job.submitted - progress.ran_s),
+        "ran": progress.ran_s,
         "reason": reason.code,
         "why": reason.summary,
         "fix": reason.fix,
         "attempts": progress.attempts,
         "preemptions": progress.preemptions,
+        "offer": declined.offer.figures() if declined else None,
     }
 
 
-def _describe_running(running: Running, preemption: str) -> dict[str, Any]:
+def _describe_running(
+    running: Running, preemption: str, dispatcher: Dispatcher, now: float
+) -> dict[str, Any]:
+    ran_before = dispatcher.progress(running.job.id).ran_s
     return {
         **_describe_job(running.job),
+        "waited": max(0.0, running.since - running.job.submitted - ran_before),
+        "ran": ran_before + max(0.0, now - running.since),
         "since": running.since,
         "attempt": running.attempt,
         "policy": running.policy,
@@ -91,6 +124,7 @@ def _describe_devices(
         described.append(
             {
                 **asdict(state.device),
+                **describe_place(node.node if node else None, state.device.index),
                 "utilization": reading.utilization,
                 "memory_used_mb": reading.memory_used_mb,
                 "power_w": reading.power_w,

@@ -5,9 +5,11 @@ A set is an integer whose bit n stands for the n-th device, node by node, in dec
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from weakref import WeakKeyDictionary
 
+from gpu_flows.schedulers.cluster.bits import bit_positions, lowest_bits
+from gpu_flows.schedulers.cluster.device_links import DeviceLinks
 from gpu_flows.schedulers.cluster.node_state import NodeSet
 from gpu_flows.schedulers.cluster.state import MOST_REQUESTS, Cluster
 from gpu_flows.schedulers.model import Device, Job
@@ -24,9 +26,12 @@ class DeviceMap:
         self._positions = {device.id: position for position, device in enumerate(self._devices)}
         self._node_devices: dict[str, DeviceSet] = {}
         self._accepted: dict[object, tuple[DeviceSet, frozenset[str]]] = {}
+        self._linked: dict[str, tuple[int, DeviceLinks]] = {}  # node -> position of its first device, links
         first = 0
         for name, node in cluster.nodes.items():
             self._node_devices[name] = ((1 << len(node.devices)) - 1) << first
+            if node.links:
+                self._linked[name] = (first, node.links)
             first += len(node.devices)
 
     @staticmethod
@@ -55,6 +60,18 @@ class DeviceMap:
         for position in bit_positions(devices):
             found |= self._nodes[self._devices[position].node].bit
         return found
+
+    def first(self, devices: DeviceSet, count: int) -> DeviceSet:
+        """Return the first `count` devices of the set, or all if it has fewer. Of a node that has more of
+        them than are taken from it, take those that are linked best."""
+        chosen = lowest_bits(devices, count)
+        if self._linked:
+            for name in {self._devices[position].node for position in bit_positions(chosen)}:
+                taken, here = chosen & self._node_devices[name], devices & self._node_devices[name]
+                if name in self._linked and taken != here:
+                    first, links = self._linked[name]
+                    chosen ^= taken ^ links.choose(here >> first, taken.bit_count()) << first
+        return chosen
 
     def on_node(self, node: str) -> DeviceSet:
         return self._node_devices[node]
@@ -102,24 +119,6 @@ class DeviceMap:
             accepted = int("".join(reversed(digits)) or "0", 2)
             found = self._accepted[job.request] = (accepted, frozenset(models))
         return found
-
-
-def lowest_bits(devices: DeviceSet, count: int) -> DeviceSet:
-    """Return the first `count` devices of the set, or all if it has fewer."""
-    chosen = 0
-    while devices and count > 0:
-        bit = devices & -devices
-        chosen |= bit
-        devices ^= bit
-        count -= 1
-    return chosen
-
-
-def bit_positions(devices: DeviceSet) -> Iterator[int]:
-    while devices:
-        bit = devices & -devices
-        yield bit.bit_length() - 1
-        devices ^= bit
 
 
 _maps: WeakKeyDictionary[Cluster, DeviceMap] = WeakKeyDictionary()

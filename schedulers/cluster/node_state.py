@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from gpu_flows.schedulers.cluster.device_links import device_links
 from gpu_flows.schedulers.model import Device, Job, Node
 
 ABSENT = "not part of the cluster"  # the detail of a device that a job holds but that is not declared
@@ -54,6 +55,7 @@ class NodeState:
         "free_cpus",
         "free_ram_mb",
         "idle",
+        "links",
         "name",
         "node",
         "rack",
@@ -66,6 +68,7 @@ class NodeState:
         self.devices = devices
         self.bit = bit
         self.rack = rack
+        self.links = device_links(node)  # None: it does not matter which of the devices a job gets
         self.changed_at = 0  # the cluster's version when a device last changed its holders or health
         self.up = True
         self.detail = ""  # why the node is down

@@ -9,10 +9,10 @@ A spec may also be the path of a YAML file (.yaml or .yml) with racks:
 
     racks:
       - {name: row-1, nodes: 4, gpus: 8, model: V100, memory_gb: 32, cpus: 96, ram_gb: 512}
-      - {nodes: 2, gpus: 4}
+      - {nodes: 2, gpus: 4, links: "nvlink:2"}
 
 Only `gpus` is required. A rack that is named twice has two kinds of nodes. Processors and host memory
-are limited only where they are given.
+are limited only where they are given. `links` tells which devices of a node are linked (`parse_links`).
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from gpu_flows.schedulers.model import Device, Node
+from gpu_flows.common.yaml_files import read_yaml
+from gpu_flows.schedulers.cluster.device_links import parse_links
+from gpu_flows.schedulers.model import DEFAULT_RACK, Device, Node
 
 DEFAULT_MODEL = "GPU"
 DEFAULT_MEMORY_GB = 16.0
-DEFAULT_RACK = "default"
 MOST_DEVICES = 1_000_000  # more is a typing error and would fill the memory
 
 _SHAPE = re.compile(r"(\d{1,9})\s*x\s*(\d{1,9})", re.IGNORECASE | re.ASCII)
@@ -52,13 +52,15 @@ class NodeGroup:
     rack: str = DEFAULT_RACK
     cpus: float = 0.0  # 0: not counted
     ram_mb: int = 0  # 0: not counted
+    links: str = ""  # as `parse_links` reads them
 
     def make_node(self, name: str, rack: str) -> Node:
         devices = (
             Device(f"SIM-{name}-{index}", name, index, self.model, self.memory_mb)
             for index in range(self.gpus)
         )
-        return Node(name, tuple(devices), rack, self.cpus, self.ram_mb)
+        links = parse_links(self.links, self.gpus)
+        return Node(name, tuple(devices), rack, self.cpus, self.ram_mb, links)
 
 
 def declare(spec: str) -> list[Node]:
@@ -151,6 +153,12 @@ class _Rack(BaseModel):
     memory_gb: float = Field(default=DEFAULT_MEMORY_GB, gt=0)
     cpus: float = Field(default=0.0, ge=0)
     ram_gb: float = Field(default=0.0, ge=0)
+    links: str = ""
+
+    @model_validator(mode="after")
+    def _check_links(self) -> _Rack:
+        parse_links(self.links, self.gpus)
+        return self
 
 
 class _File(BaseModel):
@@ -161,7 +169,7 @@ class _File(BaseModel):
 
 def _read_file(path: Path) -> list[NodeGroup]:
     try:
-        file = _File.model_validate(_read_yaml(path))
+        file = _File.model_validate(read_yaml(path, "Cluster file", _FILE_EXAMPLE))
     except ValidationError as error:
         first = error.errors()[0]
         where = "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in first["loc"]).lstrip(".")
@@ -176,20 +184,7 @@ def _read_file(path: Path) -> list[NodeGroup]:
             rack=rack.name or f"rack-{number}",
             cpus=rack.cpus,
             ram_mb=round(1024 * rack.ram_gb),
+            links=rack.links,
         )
         for number, rack in enumerate(file.racks, start=1)
     ]
-
-
-def _read_yaml(path: Path) -> Any:
-    import yaml  # not needed for specs of one line
-
-    try:
-        return yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ValueError(
-            f"Cluster file {path} cannot be read: {error.strerror or error}. Check the path."
-        ) from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        problem = " ".join(str(error).split())
-        raise ValueError(f"Cluster file {path} is not YAML: {problem}. {_FILE_EXAMPLE}") from None

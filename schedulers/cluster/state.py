@@ -10,7 +10,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from gpu_flows.schedulers.cluster.node_state import ABSENT, DeviceState, NodeSet, NodeState, RackState
-from gpu_flows.schedulers.model import Device, Job, Node
+from gpu_flows.schedulers.model import Device, Job, Node, Tier
+from gpu_flows.schedulers.network.shape import Shape, tier_of
 
 MOST_REQUESTS = 10_000  # cached requests: a pool that runs for months sees ever new ones
 
@@ -33,11 +34,15 @@ class Cluster:
         self.racks: dict[str, RackState] = {}
         self.version = 0  # increases with every change, see `changed_since`
         self.idle = 0  # healthy devices without a holder on nodes that are up
+        self.linked: NodeSet = 0  # nodes on which it matters which devices a job gets
         self._order: list[NodeState] = []  # by bit
+        self._alike: list[tuple[NodeState, NodeSet]] = []  # nodes with the same devices, and one of them
         self._changed: dict[str, NodeState] = {}  # every node that ever changed, the latest change last
         self._at_least: list[NodeSet] = [0]  # [n]: the nodes that are up with n or more idle devices
         self._eligible: dict[object, Eligibility] = {}
+        self.service_version = 0  # increases if devices are declared, or go into or out of service
         self._healthy: bool | None = None  # None: not known, see `is_healthy`
+        self._could_hold_now: dict[object, bool] = {}  # by request, of this service version
         self._held: dict[str, tuple[Job, tuple[Device, ...]]] = {}
         self.set_nodes(nodes)
 
@@ -75,7 +80,10 @@ class Cluster:
             held = tuple(self.devices[device.id].device for device in devices)
             self._held[job.id] = (job, held)
             self._charge_hosts(job, held, 1)
+        self.linked = sum(node.bit for node in self._order if node.links)
+        self._alike = _group_alike(self._order)
         self._eligible.clear()
+        self._change_service()
         self._recount_idle()
 
     def track_device(self, device: Device) -> DeviceState:
@@ -87,8 +95,12 @@ class Cluster:
         return self.devices[device.id]
 
     def mark_node(self, name: str, up: bool, detail: str = "") -> None:
-        self.nodes[name].up, self.nodes[name].detail = up, detail
+        node = self.nodes[name]
+        if node.up != up:
+            self._change_service()
+        node.up, node.detail = up, detail
         self._recount_idle()
+        self._record_change(tuple(state.device for state in node.devices[:1]))
 
     def mark_device(self, device_id: str, healthy: bool, detail: str = "") -> bool:
         """Set the device's health. Return whether that is a change."""
@@ -100,8 +112,13 @@ class Cluster:
         if not state.holders:
             self._set_idle(node, node.idle + (1 if healthy else -1))
         self._record_change((state.device,))
-        self._healthy = None
+        self._change_service()
         return True
+
+    def _change_service(self) -> None:
+        self._healthy = None
+        self.service_version += 1
+        self._could_hold_now.clear()
 
     def _recount_idle(self) -> None:
         """Compute all sets and sums of idle devices. Only rare changes need this."""
@@ -215,13 +232,27 @@ class Cluster:
         if found is None:
             if len(self._eligible) > MOST_REQUESTS:
                 self._eligible.clear()
-            found = self._eligible[request] = _find_eligibility(job, self._order)
+            alike = [(node, node.bit) for node in self._order] if job.nodes else self._alike
+            found = self._eligible[request] = _find_eligibility(job, alike)
         return found
 
     def could_hold(self, job: Job) -> bool:
         """Whether an empty, healthy cluster has all devices that the job asks for. Fewer are not
         enough for an elastic job either, because not every policy starts it with fewer."""
         return self.eligible(job).most_gpus >= job.gpus
+
+    def could_hold_now(self, job: Job) -> bool:
+        """Whether the cluster would have all devices that the job asks for if it were empty, without those
+        that are unhealthy or on nodes that are down."""
+        if self.is_healthy:
+            return self.could_hold(job)
+        request = job.request
+        if request not in self._could_hold_now:
+            if len(self._could_hold_now) > MOST_REQUESTS:
+                self._could_hold_now.clear()
+            most = _find_eligibility(job, [(node, node.bit) for node in self], in_service=True).most_gpus
+            self._could_hold_now[request] = most >= job.gpus
+        return self._could_hold_now[request]
 
     @property
     def is_healthy(self) -> bool:
@@ -230,6 +261,11 @@ class Cluster:
             healthy = all(state.healthy for state in self.devices.values())
             self._healthy = healthy and all(node.up for node in self._order)
         return self._healthy
+
+    @property
+    def memory_sizes(self) -> set[int]:
+        """The memory sizes of all devices, in MiB."""
+        return {state.device.memory_mb for state in self.devices.values()}
 
     def with_idle(self, count: int) -> NodeSet:
         """Return the nodes that are up and have at least `count` idle devices."""
@@ -248,8 +284,8 @@ class Cluster:
         return groups
 
     def changed_since(self, version: int) -> Iterator[NodeState]:
-        """Yield the nodes with a device that changed its holders or health after that version, the
-        latest change first."""
+        """Yield the nodes that went up or down, or have a device that changed its holders or health, after
+        that version, the latest change first."""
         for node in reversed(self._changed.values()):
             if node.changed_at <= version:
                 return
@@ -262,6 +298,22 @@ class Cluster:
             yield self._order[bit.bit_length() - 1]
             nodes ^= bit
 
+    def shape(self, devices: Iterable[Device]) -> Shape:
+        """Return how these devices lie in racks and nodes. Those of nodes that are no longer declared, which
+        a running job may hold, do not count: their racks are unknown."""
+        racks: dict[RackState, dict[str, int]] = {}
+        for device in devices:
+            node = self.nodes.get(device.node)
+            if node is not None:
+                counts = racks.setdefault(node.rack, {})
+                counts[device.node] = counts.get(device.node, 0) + 1
+        return tuple(sorted(tuple(sorted(counts.values())) for counts in racks.values()))
+
+    def tier(self, devices: Iterable[Device]) -> Tier:
+        """Return the widest part of the network through which these devices communicate, as far as their
+        nodes are declared."""
+        return tier_of(self.shape(devices))
+
     def node_set(self, names: Iterable[str]) -> NodeSet:
         """Return the set of the nodes with these names."""
         nodes = 0
@@ -271,19 +323,34 @@ class Cluster:
         return nodes
 
 
-def _find_eligibility(job: Job, nodes: Iterable[NodeState]) -> Eligibility:
-    eligible = accepts_all = most = 0
+def _group_alike(nodes: Iterable[NodeState]) -> list[tuple[NodeState, NodeSet]]:
+    """Group the nodes with the same devices: a job that names no nodes accepts all of a group, or none."""
+    groups: dict[object, tuple[NodeState, NodeSet]] = {}
     for node in nodes:
-        accepted = sum(job.accepts(state.device) for state in node.devices)
+        devices = tuple((state.device.model, state.device.memory_mb) for state in node.devices)
+        key = (node.node.cpus, node.node.ram_mb, devices)
+        first, others = groups.get(key, (node, 0))
+        groups[key] = (first, others | node.bit)
+    return list(groups.values())
+
+
+def _find_eligibility(
+    job: Job, alike: Iterable[tuple[NodeState, NodeSet]], in_service: bool = False
+) -> Eligibility:
+    eligible = accepts_all = most = 0
+    for node, nodes in alike:
+        accepted = sum(
+            job.accepts(state.device) and (state.healthy or not in_service) for state in node.devices
+        )
         has_host_room = (not node.node.cpus or job.cpus <= node.node.cpus) and (
             not node.node.ram_mb or job.ram_mb <= node.node.ram_mb
         )
         if accepted and has_host_room:
-            most = most + accepted if job.may_span_nodes else max(most, accepted)
+            most = most + accepted * nodes.bit_count() if job.may_span_nodes else max(most, accepted)
             if job.may_span_nodes or accepted >= job.least:
-                eligible |= node.bit
+                eligible |= nodes
             if accepted == len(node.devices):
-                accepts_all |= node.bit
+                accepts_all |= nodes
     return Eligibility(eligible, accepts_all, most)
 
 

@@ -30,11 +30,16 @@ class SharingOptions(Options):
     utilization_threshold: float = Field(90, gt=0, le=100, title="Utilization threshold (%)")
     """With shared devices, a device measured at or above this is not available."""
 
+    @property
+    def use_utilization(self) -> bool:
+        return self.sharing == "shared"
+
 
 class Placement(ABC):
     """Chooses devices by the state of the cluster, and at most by the jobs it has placed before."""
 
     name: ClassVar[str]
+    uses_utilization: ClassVar[bool] = False  # also where devices are not shared
 
     @abstractmethod
     def find_devices(

@@ -48,6 +48,7 @@ class Fragmentation(Pack):
     """
 
     name = "fragmentation"
+    uses_utilization = True
 
     def __init__(self) -> None:
         self._views: dict[str, WeakKeyDictionary[Cluster, ClusterView]] = {

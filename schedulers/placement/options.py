@@ -11,6 +11,7 @@ from gpu_flows.schedulers.cluster.node_state import NodeSet
 from gpu_flows.schedulers.cluster.state import Cluster
 from gpu_flows.schedulers.model import Device, Job
 from gpu_flows.schedulers.placement.base import ALL_NODES, Placement, SharingOptions
+from gpu_flows.schedulers.placement.linked import prefer_linked
 
 _classes = classes_in("gpu_flows.schedulers.placement", Placement)
 PLACEMENTS: dict[str, Placement] = dict(sorted((placement.name, placement()) for placement in _classes))
@@ -30,16 +31,25 @@ class PlacementOptions(SharingOptions):
     )
     """How devices are chosen for the job that starts next."""
 
+    @property
+    def use_utilization(self) -> bool:
+        return self.sharing == "shared" or PLACEMENTS[self.placement].uses_utilization
+
     def place(
         self, job: Job, cluster: Cluster, gpus: int | None = None, among: NodeSet = ALL_NODES
     ) -> tuple[Device, ...]:
-        """Return `gpus` devices for the job (by default as many as it asks for), or no device."""
-        return PLACEMENTS[self.placement].find_devices(
+        """Return `gpus` devices for the job (by default as many as it asks for), or no device. The placement
+        chooses the nodes, and idle devices of a node are taken so that they are linked best."""
+        devices = PLACEMENTS[self.placement].find_devices(
             job, job.gpus if gpus is None else gpus, cluster, self, among
         )
+        return prefer_linked(job, devices, cluster, self)
 
     def are_available(self, job: Job, devices: tuple[Device, ...], cluster: Cluster) -> bool:
         """Whether the job may start on exactly these devices now."""
         if cluster.allocation_error(job, devices):
             return False
-        return self.sharing == "shared" or not any(cluster.devices[device.id].holders for device in devices)
+        held = [state for device in devices if (state := cluster.devices[device.id]).holders]
+        if self.sharing == "exclusive":
+            return not held
+        return all(state.utilization < self.utilization_threshold for state in held)

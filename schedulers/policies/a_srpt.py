@@ -46,7 +46,8 @@ class ASrpt(Policy[ASrptOptions]):
     decides that from the job's graph, and predicts durations with a random forest. Here all jobs of
     several devices count as communication-heavy, durations are those given, and the bound, which the
     paper does not state, is an option. So is whether jobs may pass one that does not fit: then a wide
-    one may starve. A job that states no duration leaves the virtual machine after all others.
+    one may starve. A job whose duration is neither stated nor predicted leaves the virtual machine
+    after all others.
     """
 
     name = "a_srpt"

@@ -25,10 +25,9 @@ class Conservative(Policy[ConservativeOptions]):
     All waiting jobs get a reservation in arrival order, on devices that running and earlier jobs
     will have released by then (Mu'alem and Feitelson 2001). No job starves; as long as running jobs
     end when expected, no reservation moves to a later time. A job starts on the devices reserved for
-    it, a new job that need not wait on those of its placement. A job without an expected duration
-    counts as endless. Shared devices are used strictly in order, because it is unknown when they
-    become free.
-    """
+    it, a new job that need not wait on those of its placement. A job whose duration is neither stated
+    nor predicted counts as endless. Shared devices are used strictly in order, because it is unknown when
+    they become free."""
 
     name = "conservative"
     needs = ("expected duration",)

@@ -63,6 +63,7 @@ class Gavel(Policy[GavelOptions]):
     preempts = True
     moves_running = True
     needs = ("speed on each GPU model",)
+    uses_priority = True
     optimizes = "fair shares of unlike GPUs, or makespan"
 
     def __init__(self, **options: Any) -> None:

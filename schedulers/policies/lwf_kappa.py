@@ -12,6 +12,7 @@ from gpu_flows.schedulers.cluster.node_state import NodeState
 from gpu_flows.schedulers.cluster.state import Cluster
 from gpu_flows.schedulers.model import Device, Job, Progress
 from gpu_flows.schedulers.placement.base import ALL_NODES, SharingOptions, available_devices, candidate_nodes
+from gpu_flows.schedulers.placement.linked import prefer_linked
 from gpu_flows.schedulers.policy import Policy, State
 from gpu_flows.schedulers.policy_support.durations import remaining_duration
 from gpu_flows.schedulers.policy_support.starting import start_in_order_on
@@ -37,7 +38,7 @@ class LwfKappa(Policy[LwfKappaOptions]):
     does not concern a scheduler that hands out devices.
 
     It never preempts and is work conserving. Jobs that do not fit are passed over, so a wide long job
-    may starve. A job that states no duration counts as endless.
+    may starve. A job whose duration is neither stated nor predicted counts as endless.
     """
 
     name = "lwf_kappa"
@@ -53,6 +54,7 @@ class LwfKappa(Policy[LwfKappaOptions]):
 
         def place(job: Job) -> tuple[Device, ...]:
             devices = self._choose(job, state.cluster, work)
+            devices = prefer_linked(job, devices, state.cluster, self.options)
             work.forget(devices)  # the job is about to add to their work
             return devices
 

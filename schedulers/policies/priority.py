@@ -13,7 +13,7 @@ from gpu_flows.schedulers.placement.options import PlacementOptions
 from gpu_flows.schedulers.policy import Policy, State
 from gpu_flows.schedulers.policy_support.backfill import Forecast, Slot
 from gpu_flows.schedulers.policy_support.making_room import is_preemptible_after, make_room
-from gpu_flows.schedulers.policy_support.starting import start_in_order
+from gpu_flows.schedulers.policy_support.starting import run_by_rank, start_in_order
 from gpu_flows.schedulers.running_order import RunningRank
 
 
@@ -31,15 +31,15 @@ class Priority(Policy[PriorityOptions]):
     Within a priority the order is that of arrival, and running jobs keep their devices. The first job
     that does not fit gets a reservation for the time at which running jobs will have made room for it;
     jobs behind it start only if they end by then, or on devices that it does not need (EASY backfill,
-    Lifka 1995). With equal priorities this is plain EASY. A job without an expected duration counts
-    as endless. Lower priorities may starve; within the highest one no job does. Shared devices are
-    used strictly in order, without preemption, because it is unknown when they become free.
-    """
+    Lifka 1995). With equal priorities this is plain EASY. A job whose duration is neither stated nor
+    predicted counts as endless. Lower priorities may starve; within the highest one no job does. Shared
+    devices are used strictly in order, without backfill, because it is unknown when they become free."""
 
     name = "priority"
     preempts = True
     running_first = True
     needs = ("priority", "expected duration")
+    uses_priority = True
     optimizes = "service for urgent jobs, on well-filled devices"
 
     def rank(self, job: Job, progress: Progress) -> int:
@@ -50,7 +50,8 @@ class Priority(Policy[PriorityOptions]):
 
     def plan(self, state: State) -> None:
         if self.options.sharing == "shared":
-            start_in_order(state, self.options, strict=True)
+            run = run_by_rank if self.options.preemptive else start_in_order
+            run(state, self.options, strict=True)
         else:
             while self._start_or_preempt(state):
                 pass  # a preempted job may fit elsewhere

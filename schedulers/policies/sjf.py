@@ -13,7 +13,8 @@ class Sjf(Policy[PlacementOptions]):
     """The job with the shortest expected duration starts first; running jobs are not preempted.
 
     Jobs that do not fit are passed over, so a wide long job may starve while short ones keep
-    arriving. A job that states no duration counts as endless and comes after those that do.
+    arriving. A job whose duration is neither stated nor predicted counts as endless and
+    comes last.
     """
 
     name = "sjf"

@@ -19,7 +19,7 @@ from heapq import heapify, heappop, heappush
 from itertools import count
 from typing import NamedTuple
 
-from gpu_flows.schedulers.cluster.device_sets import DeviceMap, lowest_bits
+from gpu_flows.schedulers.cluster.device_sets import DeviceMap
 from gpu_flows.schedulers.cluster.node_state import NodeState
 from gpu_flows.schedulers.model import Device, Job, Running
 from gpu_flows.schedulers.placement.options import PlacementOptions
@@ -220,8 +220,8 @@ class Forecast:
         for node in self._cluster.nodes_in(able & self._cluster.with_idle(job.gpus)):
             here = free & self._map.on_node(node.name)
             if here.bit_count() >= job.gpus:
-                return lowest_bits(here, job.gpus)
-        return lowest_bits(free, job.gpus) if job.may_span_nodes and free.bit_count() >= job.gpus else 0
+                return self._map.first(here, job.gpus)
+        return self._map.first(free, job.gpus) if job.may_span_nodes and free.bit_count() >= job.gpus else 0
 
     def _choose(self, job: Job, free: int, start: float, end: float) -> int:
         """Choose devices for the job among those free at the start and not reserved until the end. Of the
@@ -248,7 +248,7 @@ class Forecast:
         """Choose up to `count` of these devices, idle ones last."""
         chosen, now = 0, self._freed[self._now]
         for some in (devices & ~now, devices & now & ~self._idle, devices & self._idle):
-            chosen |= lowest_bits(some, count - chosen.bit_count())
+            chosen |= self._map.first(some, count - chosen.bit_count())
         return chosen
 
     def _best_for(self, job: Job) -> int:

@@ -1,4 +1,4 @@
-"""Expected durations, with one rule for jobs that state none: they count as endless, and so rank last."""
+"""Expected durations, stated or predicted, with one rule for jobs that have none: they count as endless."""
 
 from __future__ import annotations
 

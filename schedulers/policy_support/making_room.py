@@ -8,6 +8,7 @@ from gpu_flows.schedulers.cluster.node_state import NodeState
 from gpu_flows.schedulers.model import Job, Running
 from gpu_flows.schedulers.placement.options import PlacementOptions
 from gpu_flows.schedulers.policy import State
+from gpu_flows.schedulers.policy_support.shared_room import host_has_room, make_shared_room
 
 
 def is_preemptible_after(state: State, job: Job) -> bool:
@@ -18,6 +19,8 @@ def is_preemptible_after(state: State, job: Job) -> bool:
 
 def make_room(state: State, options: PlacementOptions, job: Job) -> bool:
     """Start the waiting job in the place of running ones of a later rank. Return whether that succeeded."""
+    if options.sharing == "shared":
+        return make_shared_room(state, options, job)
     draft, checkpoint = state.draft, state.draft.checkpoint()
     for running in _choose_preemptions(state, job, options.placement == "any"):
         draft.preempt(running.job.id)
@@ -40,13 +43,13 @@ def _choose_preemptions(state: State, job: Job, anywhere: bool) -> list[Running]
     wanted, by_node = job.gpus, not (anywhere and job.may_span_nodes)
     able = cluster.eligible(job)
     needs_host = bool(job.cpus or job.ram_mb)
-    everywhere = sum(_count_idle(node, job, state) for node in cluster) if _is_picky(job) else cluster.idle
+    everywhere = sum(count_accepted(node, job, state) for node in cluster) if _is_picky(job) else cluster.idle
     would_have: dict[str, float] = {}  # devices by node
     met: dict[str, list[tuple[int, Running]]] = {}  # by node; under "" on all nodes
     for running_rank, running in state.preemptible():
         if running_rank <= rank:
             break
-        counts = _count_gained(job, running, state)
+        counts = count_gained(job, running, state)
         for name, count in counts.items() if by_node else ():
             if name in met:
                 met[name].append((count, running))
@@ -54,18 +57,19 @@ def _choose_preemptions(state: State, job: Job, anywhere: bool) -> list[Running]
             else:
                 node = cluster.nodes[name]
                 met[name] = [(count, running)]
-                has = _count_idle(node, job, state) + count
+                has = count_accepted(node, job, state) + count
                 would_have[name] = has if able.nodes & node.bit else -math.inf
             if would_have[name] >= wanted:
                 if not needs_host:
-                    return _without_spare(met[name], would_have[name] - wanted)
-                if _host_has_room(cluster.nodes[name], job, met[name]):
-                    return [running for _, running in met[name]]
+                    return without_spare(met[name], would_have[name] - wanted)
+                on_node = [running for _, running in met[name]]
+                if host_has_room(cluster.nodes[name], job, on_node):
+                    return on_node
         if job.may_span_nodes and counts:
             met.setdefault("", []).append((sum(counts.values()), running))
             everywhere += sum(counts.values())
             if everywhere >= wanted and not needs_host:
-                return _without_spare(met[""], everywhere - wanted)
+                return without_spare(met[""], everywhere - wanted)
     return [running for _, running in met.get("", [])] if everywhere >= wanted else []
 
 
@@ -74,14 +78,14 @@ def _is_picky(job: Job) -> bool:
     return bool(job.nodes or job.models or job.memory_mb)
 
 
-def _count_idle(node: NodeState, job: Job, state: State) -> int:
+def count_accepted(node: NodeState, job: Job, state: State) -> int:
     """Count the idle devices of the node that the job accepts."""
     if not node.idle or not _is_picky(job) or state.cluster.eligible(job).accepts_all & node.bit:
         return node.idle
     return sum(1 for each in node.devices if each.healthy and not each.holders and job.accepts(each.device))
 
 
-def _count_gained(job: Job, running: Running, state: State) -> dict[str, int]:
+def count_gained(job: Job, running: Running, state: State) -> dict[str, int]:
     """Count the devices by node that the job would gain if the running one were preempted."""
     cluster = state.cluster
     nodes, devices = cluster.nodes, cluster.devices
@@ -95,14 +99,7 @@ def _count_gained(job: Job, running: Running, state: State) -> dict[str, int]:
     return counts
 
 
-def _host_has_room(node: NodeState, job: Job, met: list[tuple[int, Running]]) -> bool:
-    """Return whether the node's processors and memory would suffice without the jobs met."""
-    cpus = node.free_cpus + sum(running.job.cpus for _, running in met)
-    ram_mb = node.free_ram_mb + sum(running.job.ram_mb for _, running in met)
-    return (not node.node.cpus or job.cpus <= cpus + 1e-9) and (not node.node.ram_mb or job.ram_mb <= ram_mb)
-
-
-def _without_spare(met: list[tuple[int, Running]], spare: float) -> list[Running]:
+def without_spare(met: list[tuple[int, Running]], spare: float) -> list[Running]:
     """Return the jobs met, last in order first, without those whose devices are not needed."""
     needed = []
     for count, running in reversed(met):

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 
 from gpu_flows.schedulers.model import Device, Job, Running
 from gpu_flows.schedulers.placement.base import available_devices
+from gpu_flows.schedulers.placement.linked import choose_linked
 from gpu_flows.schedulers.policy import State
 from gpu_flows.schedulers.policy_support.elastic import (
     Division,
@@ -109,7 +110,7 @@ class _Resize:
             self.draft.preempt(job_id)
             usable = [device for device in running.devices if is_usable(self.state, device)]
             usable.sort(key=lambda device: -running.by_node[device.node])
-            kept = tuple(usable[:share])
+            kept = choose_linked(usable[:share], {device.id for device in usable}, self.cluster)
             if share and self.options.are_available(running.job, kept, self.cluster):
                 self.draft.start(running.job, kept)
 

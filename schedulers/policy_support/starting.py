@@ -16,6 +16,7 @@ from gpu_flows.schedulers.policy_support.making_room import is_preemptible_after
 from gpu_flows.schedulers.waiting_queue import Rank
 
 FindDevices = Callable[[Job], tuple[Device, ...]]  # the devices for a job, or none
+MakeRoom = Callable[[Job], bool]  # start a job in the place of others, if that is possible
 
 
 def start_in_order(state: State, options: PlacementOptions, strict: bool = False) -> None:
@@ -41,44 +42,66 @@ def start_in_order_on(
             return
 
 
-def run_by_rank(state: State, options: PlacementOptions) -> None:
+def run_by_rank(state: State, options: PlacementOptions, strict: bool = False) -> None:
     """Start waiting jobs in order where they fit, or would fit if running jobs of a later rank made room.
 
     The outcome is the same as if all jobs were walked in order and each that fits beside the earlier
     ones ran. Time alone never changes that outcome, so only new jobs and free devices are looked at.
-    Shared devices are never taken away, because how much another job would gain is unknown.
+    Strict: stop at the first job that neither fits nor can be given room.
     """
-    if not state.can_preempt or options.sharing == "shared":
-        return start_in_order(state, options)
+    if not state.can_preempt:
+        return start_in_order(state, options, strict)
+
+    def find_devices(job: Job) -> tuple[Device, ...]:
+        return _find_devices(state, options, job)
+
+    run_by_rank_on(state, find_devices, lambda job: make_room(state, options, job), options, strict)
+
+
+def run_by_rank_on(
+    state: State,
+    find_devices: FindDevices,
+    make_room: MakeRoom,
+    sharing: SharingOptions,
+    strict: bool = False,
+) -> None:
+    """Start waiting jobs in order on the devices that the policy itself finds for them, or that it takes from
+    running jobs of a later rank."""
     room_made_for: Rank | None = None
     while True:
-        room_made_for = _start_until_room_is_made(state, options, room_made_for)
+        room_made_for = _start_until_room_is_made(
+            state, find_devices, make_room, sharing, room_made_for, strict
+        )
         if room_made_for is None:
             return
 
 
-def _start_until_room_is_made(state: State, options: PlacementOptions, after: Rank | None) -> Rank | None:
+def _start_until_room_is_made(
+    state: State,
+    find_devices: FindDevices,
+    make_room: MakeRoom,
+    sharing: SharingOptions,
+    after: Rank | None,
+    strict: bool,
+) -> Rank | None:
     """Start jobs in order until one of them needs preemptions; return its rank, or None if none does. The
     preempted jobs, or others, may fit into what is left over, so the caller starts again. Jobs up to
     the rank `after` had their chance to make room already."""
     cluster, queue = state.cluster, state.queue
     for job in queue.candidates():
         if cluster.idle < job.gpus and not is_preemptible_after(state, job):
-            _start_on_idle(state, options)  # for later ranks there is nothing to preempt either
+            start_in_order_on(state, find_devices, sharing, strict)  # nor is there anything for later ranks
             return None
-        devices = _find_devices(state, options, job)
+        devices = find_devices(job)
         if devices:
             state.draft.start(job, devices)
             continue
         rank = queue.rank_of(job.id)
-        if (after is None or rank > after) and make_room(state, options, job):
+        if (after is None or rank > after) and make_room(job):
             return rank
+        if strict:
+            return None
     return None
-
-
-def _start_on_idle(state: State, options: PlacementOptions) -> None:
-    if state.cluster.idle:
-        start_in_order_on(state, lambda job: _find_devices(state, options, job), options)
 
 
 def _find_devices(state: State, options: PlacementOptions, job: Job) -> tuple[Device, ...]:

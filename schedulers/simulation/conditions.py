@@ -12,26 +12,12 @@ from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING
 
 from gpu_flows.schedulers.model import Device, Job, Node, Progress, Running
+from gpu_flows.schedulers.network.base import NetworkModel
+from gpu_flows.schedulers.prediction.interference import Interference
 from gpu_flows.schedulers.simulation.profiles import Profile
 
 if TYPE_CHECKING:
     from gpu_flows.schedulers.engine import Engine
-
-
-@dataclass(frozen=True)
-class Tiers:
-    """The slowdown of a job that spans the nodes of one rack, and of one that spans racks."""
-
-    nodes: float = 1.0
-    racks: float = 1.0
-    kinds: dict[str, tuple[float, float]] = field(default_factory=dict)  # kind -> (nodes, racks)
-
-    def slowdown(self, job: Job, devices: tuple[Device, ...], engine: Engine) -> float:
-        names = {device.node for device in devices}
-        if len(names) < 2:
-            return 1.0
-        nodes, racks = self.kinds.get(job.kind, (self.nodes, self.racks))
-        return racks if len({engine.cluster.nodes[name].node.rack for name in names}) > 1 else nodes
 
 
 @dataclass(frozen=True)
@@ -81,8 +67,11 @@ class Conditions:
     """All parameters of a simulation except workload, cluster and policy."""
 
     profile: Profile = field(default_factory=Profile)
-    tiers: Tiers = field(default_factory=Tiers)
+    network: NetworkModel | None = None  # None: a job is as fast on several nodes as on one
     interference: float = 0.0  # slowdown for each other job on a device; with 1, jobs take turns
+    pairs: Interference | None = None  # slowdowns by kinds of jobs and GPU model, instead of that number
+    expected_pairs: Interference | None = None  # what policies are told of them; None: the truth
+    oom_after: float = 0.0  # a job that exceeds its devices' memory dies after this part of its work
     checkpoint_s: float = 0.0  # time to save a job that is preempted
     restart_s: float = 0.0  # time until a job that ran before works again
     migration_s: float = 0.0  # additional time if it restarts on other nodes
@@ -97,19 +86,40 @@ class Conditions:
         """Whether every job always runs at a rate of 1 and restarts take no time."""
         return (
             self.profile == Profile()
-            and self.tiers == Tiers()
+            and self.network is None
+            and self.pairs is None
             and not (self.interference or self.checkpoint_s or self.restart_s or self.migration_s)
         )
 
-    def rate(self, job: Job, devices: tuple[Device, ...], engine: Engine) -> float:
+    def expected_slowdown(self, job: Job, others: Sequence[Job], model: str) -> float:
+        """Return the slowdown of a job beside those others, as policies are told."""
+        known = self.expected_pairs or self.pairs
+        return known.of_jobs(job, others, model) if known else 1 + self.interference * len(others)
+
+    def rate(
+        self, job: Job, devices: tuple[Device, ...], engine: Engine, network_slowdown: float = 1.0
+    ) -> float:
         """Return the seconds of work that the job does in a second on these devices, with the jobs that
         share them now."""
         if not devices:
             return 1.0
-        slowest = min(self.profile.speed(job, model, len(devices)) for model in {d.model for d in devices})
-        rate = slowest / self.tiers.slowdown(job, devices, engine)
-        holders = max(len(engine.cluster.devices[device.id].holders) for device in devices)
-        return rate / (1 + self.interference * (holders - 1))
+        rate = 1.0
+        if self.profile.throughput or len(devices) != job.gpus:
+            models = {device.model for device in devices}
+            rate = min(self.profile.speed(job, model, len(devices)) for model in models)
+        rate /= network_slowdown
+        if self.pairs is None:
+            if not self.interference:
+                return rate
+            holders = max(len(engine.cluster.devices[device.id].holders) for device in devices)
+            return rate / (1 + self.interference * (holders - 1))
+        return rate / max(self._slowdown(job, device, engine) for device in devices)
+
+    def _slowdown(self, job: Job, device: Device, engine: Engine) -> float:
+        assert self.pairs is not None
+        holders = engine.cluster.devices[device.id].holders
+        others = [engine.running[job_id].job for job_id in holders if job_id != job.id]
+        return self.pairs.of_jobs(job, others, device.model)
 
     def pause_s(self, before: tuple[Device, ...], after: tuple[Device, ...], saved: bool) -> float:
         """Return how long a job takes to work again after it was stopped; 0 for its first attempt. This

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import random
 from abc import ABC, abstractmethod
-from collections import defaultdict
 
 from gpu_flows.schedulers.model import Job
+from gpu_flows.schedulers.prediction.durations import DurationPredictor
+from gpu_flows.schedulers.prediction.estimate import JobFeatures
 from gpu_flows.schedulers.workload import Arrival
 
 
@@ -51,27 +52,23 @@ class Noisy(Estimates):
 
 
 class Learned(Estimates):
-    """The mean duration of earlier jobs of the same user, kind and size. Without such jobs, the mean of a
-    larger group; without any earlier job, unknown."""
+    """The median that the duration predictor expects from the jobs that have ended before. Unknown without
+    any earlier job."""
 
     def __init__(self) -> None:
-        self._sums: dict[tuple[object, ...], tuple[int, float]] = defaultdict(lambda: (0, 0.0))
+        self._predictor = DurationPredictor()
 
     def estimate(self, arrival: Arrival) -> float | None:
-        for group in _groups_from_narrow_to_wide(arrival.job):
-            count, total = self._sums[group]
-            if count:
-                return total / count
-        return None
+        found = self._predictor.estimate(_features(arrival.job), "", arrival.job.gpus)
+        return found.value if found else None
 
     def learn(self, arrival: Arrival) -> None:
-        for group in _groups_from_narrow_to_wide(arrival.job):
-            count, total = self._sums[group]
-            self._sums[group] = (count + 1, total + arrival.duration_s)
+        self._predictor.learn(_features(arrival.job), "", arrival.job.gpus, arrival.duration_s)
 
 
-def _groups_from_narrow_to_wide(job: Job) -> tuple[tuple[object, ...], ...]:
-    return (job.user, job.kind, job.gpus), (job.kind, job.gpus), (job.gpus,), ()
+def _features(job: Job) -> JobFeatures:
+    """Return what a trace tells of a job. Its kind takes the place of the flow: a trace has no parameters."""
+    return JobFeatures(flow=job.kind, user=job.user, gpus=job.gpus)
 
 
 def parse_estimates(spec: str, seed: int = 0) -> Estimates:

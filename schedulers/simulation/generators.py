@@ -43,7 +43,8 @@ def parse(spec: str) -> Workload:
     try:
         return WORKLOADS[name].model_validate(options)
     except ValidationError as error:
-        known = ", ".join(WORKLOADS[name].model_fields)
+        known = WORKLOADS[name].model_fields
         raise WorkloadError(
-            f"Workload {name!r} cannot be made ({explain(error, depth=1)}). Its options: {known}."
+            f"Workload {name!r} cannot be made ({explain(error, depth=1, known=known)}). "
+            f"Its options: {', '.join(known)}."
         ) from None

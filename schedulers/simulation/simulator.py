@@ -12,14 +12,28 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
 
-from gpu_flows.schedulers.engine import Engine, Refuse
-from gpu_flows.schedulers.model import Device, Node, Preempt, Reason, Running, Start
+from gpu_flows.schedulers.engine import Engine
+from gpu_flows.schedulers.model import (
+    Device,
+    Job,
+    Node,
+    Offer,
+    Preempt,
+    Reason,
+    Refuse,
+    Running,
+    Start,
+    Tier,
+)
+from gpu_flows.schedulers.network.shape import no_slowdown
 from gpu_flows.schedulers.policy import Policy
 from gpu_flows.schedulers.simulation.conditions import Breakdown, Conditions
 from gpu_flows.schedulers.simulation.estimates import Estimates, Oracle
+from gpu_flows.schedulers.simulation.links import Crossing, Links
+from gpu_flows.schedulers.simulation.true_memory import TrueMemory
 from gpu_flows.schedulers.workload import Arrival
 
 PROGRESS_CHECK_EVERY = 5_000  # events in a row without an arrival or an end
@@ -34,7 +48,9 @@ class Attempt:
     started: float
     ended: float
     devices: tuple[Device, ...]
-    outcome: str  # completed, preempted or lost
+    outcome: str  # completed, preempted, lost or oom
+    tier: Tier = Tier.NODE
+    comm_s: float = 0.0  # time lost to the network
 
 
 @dataclass(slots=True)
@@ -48,6 +64,7 @@ class JobResult:
     attempts: int = 0
     devices: tuple[Device, ...] = ()  # of the last attempt
     reason: Reason | None = None  # why it did not end
+    comm_s: float = 0.0  # time lost to the network, over all attempts
 
     @property
     def turnaround_s(self) -> float:
@@ -66,11 +83,14 @@ class Simulation:
     nodes: Sequence[Node]
     jobs: list[JobResult]
     attempts: list[Attempt] = field(default_factory=list)
+    offers: list[tuple[float, Offer]] = field(default_factory=list)  # with their times, without repetitions
     decisions: int = 0
     preemptions: int = 0  # attempts after which the job waited
     moves: int = 0  # attempts after which the job continued at once, on other devices
     losses: int = 0  # attempts that ended with a breakdown
+    ooms: int = 0  # attempts that ran out of memory
     policy_error: str = ""
+    network: str = ""  # its name; empty: jobs lose nothing to the network
 
 
 def simulate(
@@ -99,15 +119,27 @@ class _Run:
         self._arrivals = sorted(arrivals, key=lambda arrival: (arrival.job.submitted, arrival.job.order))
         self._conditions, self._estimates, self._progress = conditions, estimates, progress
         self._keeps_durations = conditions.keep_durations
-        self._engine = Engine(nodes, policy, can_preempt=True, speed=conditions.profile.speed)
+        network = conditions.network
+        self._engine = Engine(
+            nodes,
+            policy,
+            can_preempt=True,
+            speed=conditions.profile.speed,
+            slowdown=conditions.expected_slowdown,
+            network=network.slowdown if network else no_slowdown,
+        )
+        self._links = Links(self._engine.cluster, network) if network else None
         self._results = {arrival.job.id: JobResult(arrival) for arrival in self._arrivals}
         if len(self._results) != len(self._arrivals):
             raise ValueError("The workload has two jobs with the same id. Every job needs an id of its own.")
         self._simulation = Simulation(policy.name, nodes, list(self._results.values()))
+        self._simulation.network = network.name if network else ""
         self._ends: list[tuple[float, int, str, Running]] = []
         self._due: dict[str, float] = {}  # job id -> when it ends at its present rate
         self._pushed = 0
         self._ended = 0
+        self._memory = TrueMemory(self._arrivals)
+        self._dying: set[str] = set()  # running jobs that exceed the memory of a device
         self._unsaved: set[str] = set()  # jobs whose last attempt ended with a breakdown
         self._furthest: dict[str, float] = {}  # the most work a job had done at any progress check
 
@@ -133,6 +165,8 @@ class _Run:
                 next_arrival += 1
             actions = engine.tick(now)
             self._simulation.decisions += 1
+            if engine.offers:
+                self._simulation.offers.extend((now, offer) for offer in engine.offers)
             for action in actions:
                 if isinstance(action, Start):
                     self._start(action, now)
@@ -163,13 +197,19 @@ class _Run:
         if not self._keeps_durations or len(start.devices) != job.gpus:
             pause = conditions.pause_s(before, start.devices, job.id not in self._unsaved)
             self._unsaved.discard(job.id)
-            self._engine.set_rate(job.id, now, conditions.rate(job, start.devices, self._engine), pause)
-            self._update_rates(running, now)
+            crossings = self._links.add(running, now, pause) if self._links else []
+            self._engine.set_rate(job.id, now, self._rate(running), pause)
+            self._update_rates(running, now, crossings)
+        if self._memory.matters and self._memory.find_overfull(running, self._engine.cluster):
+            self._dying.add(job.id)
         self._expect_end(running)
 
     def _expect_end(self, running: Running) -> None:
         job_id = running.job.id
-        left = self._results[job_id].arrival.duration_s - running.before.work_s - running.worked_s
+        work = self._results[job_id].arrival.duration_s
+        if self._dying and job_id in self._dying:
+            work *= self._conditions.oom_after
+        left = work - running.before.work_s - running.worked_s
         end = running.rated + max(0.0, left) / running.rate if running.rate else math.inf
         self._due[job_id] = end
         if end < math.inf:
@@ -189,27 +229,58 @@ class _Run:
     def _end(self, now: float, _: int, job_id: str, running: Running) -> None:
         if self._engine.running.get(job_id) is not running or self._due[job_id] != now:
             return
+        if self._dying and job_id in self._dying:
+            return self._run_out_of_memory(running, now)
         self._engine.ended(job_id)
         result = self._results[job_id]
         result.ended = now
         self._close_attempt(running, now, "completed")
         self._estimates.learn(result.arrival)
+        self._count_ended()
+
+    def _count_ended(self) -> None:
         self._ended += 1
         if self._progress and self._ended % 256 == 0:
             self._progress(self._ended)
 
+    def _run_out_of_memory(self, running: Running, now: float) -> None:
+        """Let the job wait again with a raised bound, or fail; or go on, if others have made room."""
+        job, engine = running.job, self._engine
+        device = self._memory.find_overfull(running, engine.cluster)
+        if device is None:
+            self._dying.discard(job.id)
+            return self._expect_end(running)
+        raised = self._memory.raise_bound(running, device, engine.cluster)
+        self._simulation.ooms += 1
+        engine.ended(job.id)
+        if isinstance(raised, Job):
+            engine.submit(raised, replace(running.progress(now), work_s=running.before.work_s))
+        else:
+            self._results[job.id].reason = raised
+            self._count_ended()
+        self._close_attempt(running, now, "oom")
+
     def _close_attempt(self, running: Running, now: float, outcome: str) -> None:
         job_id = running.job.id
-        self._results[job_id].ran_s += now - running.since
+        self._dying.discard(job_id)
+        result = self._results[job_id]
+        result.ran_s += now - running.since
         if outcome == "preempted":
             # By now the engine has put the job back in the queue or started it on other devices.
             has_moved = job_id in self._engine.running
             self._simulation.moves += has_moved
             self._simulation.preemptions += not has_moved
         attempt = Attempt(job_id, running.attempt, running.since, now, running.devices, outcome)
+        if len(running.devices) > 1:
+            attempt.tier = self._engine.cluster.tier(running.devices)
         self._simulation.attempts.append(attempt)
+        crossings: list[Crossing] = []
+        if self._links:
+            attempt.comm_s = self._links.lost_s(running, now)
+            result.comm_s += attempt.comm_s
+            crossings = self._links.remove(running, now)
         if not self._keeps_durations:
-            self._update_rates(running, now)
+            self._update_rates(running, now, crossings)
 
     def _refuse(self, refusal: Refuse) -> None:
         self._results[refusal.job.id].reason = refusal.reason
@@ -233,18 +304,29 @@ class _Run:
                 engine.requeue(running.job.id, progress)
                 self._close_attempt(running, now, "lost")
 
-    def _update_rates(self, running: Running, now: float) -> None:
-        """Update the rates of the jobs that share a device with this job."""
+    def _rate(self, running: Running) -> float:
+        slowdown = self._links.slowdown(running) if self._links else 1.0
+        return self._conditions.rate(running.job, running.devices, self._engine, slowdown)
+
+    def _update_rates(self, running: Running, now: float, crossings: Sequence[Crossing]) -> None:
+        """Update the rates of the jobs that share a device with this job, and of those that the network now
+        slows down more or less because of it."""
         engine = self._engine
-        sharing = {
+        affected = {
             holder
             for device in running.devices
             for holder in engine.cluster.devices[device.id].holders
             if holder != running.job.id
         }
-        for job_id in sorted(sharing):
+        # a job that this plan has stopped as well is still among the crossings
+        affected.update(
+            crossing.running.job.id
+            for crossing in crossings
+            if engine.running.get(crossing.running.job.id) is crossing.running
+        )
+        for job_id in sorted(affected):
             other = engine.running[job_id]
-            rate = self._conditions.rate(other.job, other.devices, engine)
+            rate = self._rate(other)
             if rate != other.rate:
                 engine.set_rate(job_id, now, rate, max(0.0, other.rated - now))
                 self._expect_end(other)

@@ -3,19 +3,21 @@
 turnaround = end - submission; queueing = turnaround - time on devices; makespan = last end - first
 submission. All of them count only finished jobs. Percentiles are nearest-rank: the p90 is the
 turnaround of a real job, and nine in ten jobs took no longer. A job misses its deadline if it ends
-later or does not end.
+later or does not end. Communication is the time on devices that jobs lose to the network: what they take
+longer than on one node.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gpu_flows.schedulers.model import all_devices
+from gpu_flows.schedulers.model import Tier, all_devices
 from gpu_flows.schedulers.simulation.simulator import JobResult, Simulation
 
 FINISHED, IMPOSSIBLE, UNFINISHED = "finished", "impossible", "unfinished"
@@ -49,10 +51,17 @@ class Summary:
     losses: int
     impossible: int
     unfinished: int
+    ooms: int  # attempts that ran out of memory
+    memory_use: float  # truly used part of all device memory over the makespan; NaN if no job states any
     decisions: int
     policy_error: str
     deadlines: int  # jobs that have one
     deadlines_missed: int
+    avg_comm_s: float  # time that a job lost to the network
+    comm: float  # the part of the time on devices that jobs lost to the network
+    attempts_in_node: int
+    attempts_in_rack: int  # on several nodes of one rack
+    attempts_across_racks: int
 
 
 def summarize(simulation: Simulation, use: DeviceUse | None = None) -> Summary:
@@ -74,6 +83,8 @@ def summarize(simulation: Simulation, use: DeviceUse | None = None) -> Summary:
     makespan_s = makespan(ended)
     capacity = use.devices * makespan_s
     missed = [missed_deadline(job) for job in simulation.jobs]
+    tiers = Counter(attempt.tier for attempt in simulation.attempts)
+    comm_s, ran_s = math.fsum(job.comm_s for job in ended), math.fsum(job.ran_s for job in ended)
     return Summary(
         jobs=len(simulation.jobs),
         finished=finished,
@@ -91,10 +102,17 @@ def summarize(simulation: Simulation, use: DeviceUse | None = None) -> Summary:
         losses=simulation.losses,
         impossible=impossible,
         unfinished=unfinished,
+        ooms=simulation.ooms,
+        memory_use=memory_use(simulation, makespan_s),
         decisions=simulation.decisions,
         policy_error=simulation.policy_error,
         deadlines=len(missed) - missed.count(None),
         deadlines_missed=missed.count(True),
+        avg_comm_s=comm_s / len(ended) if ended else math.nan,
+        comm=comm_s / ran_s if ran_s else math.nan,
+        attempts_in_node=tiers[Tier.NODE],
+        attempts_in_rack=tiers[Tier.RACK],
+        attempts_across_racks=tiers[Tier.CLUSTER],
     )
 
 
@@ -126,6 +144,21 @@ def turnarounds_s(simulation: Simulation) -> Floats:
     return np.array([job.turnaround_s for job in simulation.jobs if job.ended is not None])
 
 
+def memory_use(simulation: Simulation, makespan_s: float) -> float:
+    """Return the mean part of all device memory that jobs truly needed while they held it; NaN if no job or
+    no device states its memory. A job that ran out of memory had no more than its device has."""
+    needs = {job.arrival.job.id: job.arrival.true_memory_mb for job in simulation.jobs}
+    capacity = makespan_s * sum(device.memory_mb for device in all_devices(simulation.nodes))
+    if not capacity or not any(needs.values()):
+        return math.nan
+    used = math.fsum(
+        (attempt.ended - attempt.started) * min(needs[attempt.job_id], device.memory_mb)
+        for attempt in simulation.attempts
+        for device in attempt.devices
+    )
+    return used / capacity
+
+
 def _mean(values: Floats) -> float:
     return math.fsum(values) / len(values) if len(values) else math.nan
 
@@ -138,8 +171,8 @@ def _percentile(ascending: Floats, percent: int) -> float:
 # -- a row for every job ----------------------------------------------------------------------
 
 JOB_COLUMNS = (
-    *("job_id", "user", "gpus", "submit", "start", "end", "turnaround", "queueing", "attempts"),
-    *("devices", "outcome", "reason", "deadline", "priority", "missed"),
+    *("job_id", "user", "gpus", "submit", "start", "end", "turnaround", "queueing"),
+    *("communication", "attempts", "devices", "outcome", "reason", "deadline", "priority", "missed"),
 )
 
 
@@ -156,6 +189,7 @@ def job_rows(simulation: Simulation) -> Iterator[tuple[object, ...]]:
             result.ended,
             result.turnaround_s if done else None,
             result.queueing_s if done else None,
+            result.comm_s,
             result.attempts,
             [device.id for device in result.devices],
             outcome(result),

@@ -50,9 +50,9 @@ class Native(Format):
                 raise table.cell_error(
                     row, table.positions("deadline")[0], "after submit_time: both count from the same moment"
                 )
-            utilization = fields.pop("utilization", 100.0)
+            utilization, peak_mb = fields.pop("utilization", 100.0), fields.pop("peak_mb", 0)
             job = Job(table.text(row, job_id), submitted, requested, **fields)
-            yield Arrival(job, table.number(row, duration), utilization)
+            yield Arrival(job, table.number(row, duration), utilization, peak_mb)
 
 
 def _complete_range(fields: dict[str, Any], requested: int, table: Table, row: list[str]) -> None:
@@ -84,13 +84,14 @@ def _boolean(table: Table, row: list[str], at: int) -> bool:
     return text in ("true", "yes", "1")
 
 
-_OPTIONAL: tuple[tuple[str, str, ParseCell], ...] = (  # column, field of Job, parser
+_OPTIONAL: tuple[tuple[str, str, ParseCell], ...] = (  # column, field of Job or Arrival, parser
     ("model", "kind", Table.text),
     ("vc", "user", Table.text),  # used if there is no column `user`
     ("user", "user", Table.text),
     ("priority", "priority", lambda table, row, at: table.integer(row, at, least=-(2**31))),
     ("deadline", "deadline", Table.time),
     ("gpu_memory_gb", "memory_mb", _mebibytes),
+    ("peak_memory_gb", "peak_mb", _mebibytes),  # what it truly needs, if that is not what it states
     ("min_gpus", "min_gpus", Table.integer),
     ("max_gpus", "max_gpus", Table.integer),
     ("gpu_model", "models", _alternatives),

@@ -46,21 +46,30 @@ class Table:
         width = len(self.names)
         with _lines(self.path) as lines:
             reader = csv.reader(lines, delimiter=self._delimiter)
-            self._reader = reader
+            self._reader, self._read_until = reader, 0
             if self._has_header:
                 next(filter(None, reader), None)
+            self._read_until = reader.line_num
             for row in reader:
                 if len(row) == width:
                     yield row
                 elif row:  # skip empty lines
                     raise TraceError(
                         f"Trace {self.path}, line {self.line} has {len(row)} cells instead of {width}."
+                        f"{self._suspect_quote()}"
                     )
+                self._read_until = reader.line_num
 
     @property
     def line(self) -> int:
-        """The line number of the row that was read last."""
-        return self._reader.line_num
+        """The number of the line with which the row begins that was read last. A cell in quotes may go on
+        over the lines after it."""
+        return self._read_until + 1
+
+    def _suspect_quote(self) -> str:
+        """A hint for a row that goes on over several lines, as a quote that is not closed makes it do."""
+        last = self._reader.line_num
+        return f" It goes on until line {last}: is a quote not closed?" if last > self.line else ""
 
     def __contains__(self, name: str) -> bool:
         return name in self.names
@@ -78,9 +87,8 @@ class Table:
 
     def cell_error(self, row: Sequence[str], at: int, expected: str) -> TraceError:
         """Return the error about a cell of the row that was read last."""
-        return TraceError(
-            f"Trace {self.path}, line {self.line}, column {self.names[at]}: {row[at]!r} is not {expected}."
-        )
+        where = f"Trace {self.path}, line {self.line}, column {self.names[at]}"
+        return TraceError(f"{where}: {_shorten(row[at])} is not {expected}.{self._suspect_quote()}")
 
     def gpu_rows(self, num_gpus: int) -> Iterator[tuple[int, list[str], int]]:
         """Yield each row that asks for GPUs, as (row number from 1, row, GPUs). Count the others as
@@ -163,6 +171,10 @@ def is_number(cell: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+def _shorten(cell: str) -> str:
+    return repr(cell) if len(cell) <= 60 else f"{cell[:60]!r}..."
 
 
 def _describe_number(least: float, most: float) -> str:

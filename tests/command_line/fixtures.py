@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from command_line.pool_server import PoolServer
 from command_line.run import NO_SERVER_URL
-from command_line.server import FakeServer, fake_server
+from command_line.server import FakeServer, serve
 from command_line.simulation import write
 
 
@@ -22,7 +23,14 @@ def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def fake(own_home: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeServer]:
-    with fake_server() as server:
+    with serve(FakeServer()) as server:
+        monkeypatch.setenv("PREFECT_API_URL", server.url)
+        yield server
+
+
+@pytest.fixture
+def pool_server(own_home: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[PoolServer]:
+    with serve(PoolServer()) as server:
         monkeypatch.setenv("PREFECT_API_URL", server.url)
         yield server
 

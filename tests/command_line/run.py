@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import fcntl
 import io
 import json
+import os
+import pty
+import struct
 import subprocess
 import sys
-from contextlib import redirect_stderr, redirect_stdout
+import termios
+from contextlib import redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,6 +51,23 @@ def gpu_flows_process(
     command = [sys.executable, "-m", "gpu_flows.cli", *words]
     done = subprocess.run(command, env=env, cwd=cwd, input=stdin, capture_output=True, text=True, check=False)
     return CommandResult(done.returncode, done.stdout, done.stderr)
+
+
+def gpu_flows_in_terminal(*words: str, columns: int = 80) -> list[str]:
+    """Run a command line in a terminal of this width and return the lines that it prints there."""
+    leader, follower = pty.openpty()
+    fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 200, columns, 0, 0))
+    environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
+    environment |= {"TERM": "dumb"}
+    command = [sys.executable, "-m", "gpu_flows.cli", *words]
+    with subprocess.Popen(command, stdin=follower, stdout=follower, stderr=follower, env=environment):
+        os.close(follower)
+        printed = b""
+        with suppress(OSError):  # Linux reports the end of a terminal as an error
+            while chunk := os.read(leader, 65_536):
+                printed += chunk
+    os.close(leader)
+    return printed.decode().splitlines()
 
 
 def expect_error(result: CommandResult, code: int = 2) -> str:

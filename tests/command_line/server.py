@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from typing import Any, TypeVar
 
 Answer = tuple[int, Any]  # status, body
 
@@ -29,9 +29,12 @@ class FakeServer:
         return found(headers) if callable(found) else found
 
 
+S = TypeVar("S", bound=FakeServer)
+
+
 @contextmanager
-def fake_server() -> Iterator[FakeServer]:
-    fake = FakeServer()
+def serve(fake: S) -> Iterator[S]:
+    """Serve it on a free port."""
 
     class Handler(BaseHTTPRequestHandler):
         def _reply(self) -> None:

@@ -16,15 +16,18 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import docker
 import psutil
+from docker.errors import APIError, NotFound
 from docker.tls import TLSConfig
 from docker_hosts import leftovers
 from docker_hosts.bridge import make_bridge, network_range, remove_bridge
 from docker_hosts.certificates import Certificates, make_certificates
+from environment import EnvironmentalFailure
 
 from gpu_flows.blocks import DockerHost
 from gpu_flows.bootstrap.local_stack import free_port
@@ -139,6 +142,15 @@ class Daemon:
         containers = self.client().containers.list(all=True, ignore_removed=True)
         return {container.name: container.id for container in containers}
 
+    def remove_containers(self) -> None:
+        """Remove all containers, and wait for those that are being removed already."""
+        deadline = time.monotonic() + 60
+        while containers := self.client().containers.list(all=True, ignore_removed=True):
+            assert time.monotonic() < deadline, f"cannot be removed: {containers}"
+            for container in containers:
+                with suppress(NotFound, APIError):
+                    container.remove(force=True, v=True)
+
     def inspect(self, container: str) -> dict[str, Any]:
         return dict(self.client().api.inspect_container(container))
 
@@ -249,7 +261,8 @@ class Daemon:
                 if self._process is None or self._process.poll() is not None:
                     raise DaemonError(f"{self.name} ended as it started. {self._end_of_log()}") from error
                 if time.monotonic() > deadline:
-                    raise DaemonError(f"{self.name} does not answer. {self._end_of_log()}") from error
+                    problem = f"{self.name} does not answer. {self._end_of_log()}"
+                    raise EnvironmentalFailure(problem) from error
             time.sleep(0.02)
 
     def _end(self, how: signal.Signals) -> None:

@@ -5,17 +5,17 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
-from docker.errors import APIError, NotFound
 from docker_hosts.daemon import Daemon, can_run
 from docker_hosts.images import bare_image, prefect_image
 from docker_hosts.lossy_proxy import LossyProxy
 from docker_hosts.registry import Registry, can_serve
 from docker_hosts.relay import Relay
+from environment import skip_or_fail
 
 from gpu_flows.runtimes.docker import host_health
 
@@ -24,15 +24,7 @@ BARE, PREFECT = "bare:test", "prefect:test"
 
 def need_engine() -> None:
     """Skip the test, with the reason, where no engine can run."""
-    _skip_or_fail(can_run())
-
-
-def _skip_or_fail(reason: str) -> None:
-    """Skip the test for this reason, if there is one. In CI it fails instead."""
-    if reason and os.environ.get("CI", "").lower() in ("true", "1"):
-        pytest.fail(reason)
-    if reason:
-        pytest.skip(reason)
+    skip_or_fail(can_run())
 
 
 @pytest.fixture(scope="session")
@@ -46,15 +38,14 @@ def engine() -> Iterator[Daemon]:
 
 @pytest.fixture
 def clean_engine(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[None]:
-    """Check hosts often, and leave no container on the shared engine to the next test."""
+    """Check hosts often. Start without containers on the shared engine, which other tests may have left
+    there, and leave none."""
     monkeypatch.setattr(host_health, "CHECK_INTERVAL_S", 0.3)
+    if "engine" in request.fixturenames:
+        request.getfixturevalue("engine").remove_containers()
     yield
     if "engine" in request.fixturenames:
-        for container in (
-            request.getfixturevalue("engine").client().containers.list(all=True, ignore_removed=True)
-        ):
-            with suppress(NotFound, APIError):
-                container.remove(force=True)
+        request.getfixturevalue("engine").remove_containers()
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +86,7 @@ def prefect_engine(image_cache: Path) -> Iterator[Daemon]:
 @pytest.fixture(scope="session")
 def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Registry]:
     """A private registry without images."""
-    _skip_or_fail(can_serve())
+    skip_or_fail(can_serve())
     with Registry(tmp_path_factory.mktemp("registry")) as opened:
         yield opened
 

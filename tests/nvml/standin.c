@@ -10,8 +10,11 @@
  *   crash=nvmlDeviceGetUUID    this call aborts the process
  *   event0=gpu1 8 79 -1 -1     an event: GPU, type bit, data, GPU instance, compute instance
  *   gpu0.name=..., gpu0.uuid=..., gpu0.memory=TOTAL USED (MiB), gpu0.utilization=, gpu0.power=,
- *   gpu0.temperature=, gpu0.ecc=, gpu0.processes=PID PID ...
+ *   gpu0.temperature=, gpu0.ecc=, gpu0.processes=PID PID/MIB ...
  *   gpu0.mig=1                 MIG mode is on; gpu0.mig3.uuid=... makes slice 3, with gi= and ci=
+ *   gpu0.nvlink=1 2            the GPUs that it reaches over NVLink
+ *   gpu0.ancestors=- 10 50 50  its common ancestor with each GPU, as NVML's topology level
+ *   gpu0.numa=1                the bits of its nearest NUMA nodes
  *   gpu0.lost=15               every call on it, and on its slices, fails with this code
  *   gpu0.handle=15             getting its handle fails with this code
  *
@@ -187,9 +190,52 @@ int nvmlDeviceGetComputeRunningProcesses_v3(Device *device, unsigned *count, Pro
     if (result != SUCCESS) return result;
     unsigned room = *count, found = 0;
     for (char *pid = strtok(value, " "); pid; pid = strtok(NULL, " "), found++)
-        if (processes && found < room) processes[found] = (Process){(unsigned)atoi(pid), 0, ~0u, ~0u};
+        if (processes && found < room) {
+            const char *mib = strchr(pid, '/');
+            processes[found] = (Process){(unsigned)atoi(pid), mib ? (u64)atoll(mib + 1) << 20 : ~0ull, ~0u, ~0u};
+        }
     *count = found;
     return found > room ? INSUFFICIENT_SIZE : SUCCESS;
+}
+
+/* ---- topology ---- */
+
+static int word(const char *words, unsigned index, unsigned *out) {
+    char copy[LINE];
+    snprintf(copy, sizeof copy, "%s", words);
+    char *found = strtok(copy, " ");
+    while (found && index--) found = strtok(NULL, " ");
+    if (!found || *found == '-') return NOT_SUPPORTED;
+    *out = (unsigned)strtoul(found, NULL, 10);
+    return SUCCESS;
+}
+
+int nvmlDeviceGetP2PStatus(Device *one, Device *other, unsigned kind, unsigned *status) {
+    ENTER(one);
+    char value[LINE];
+    unsigned nvlink = 2, not_supported = 5, peer;
+    if (kind != nvlink) return INVALID_ARGUMENT;
+    int result = text(one, "nvlink", value);
+    *status = not_supported;
+    for (unsigned i = 0; result == SUCCESS && word(value, i, &peer) == SUCCESS; i++)
+        if (peer == (unsigned)(other - gpus)) *status = 0;
+    return result;
+}
+
+int nvmlDeviceGetTopologyCommonAncestor(Device *one, Device *other, unsigned *level) {
+    ENTER(one);
+    char value[LINE];
+    int result = text(one, "ancestors", value);
+    return result == SUCCESS ? word(value, (unsigned)(other - gpus), level) : result;
+}
+
+int nvmlDeviceGetMemoryAffinity(Device *device, unsigned size, unsigned long *nodes, unsigned scope) {
+    ENTER(device);
+    unsigned near = 0, node_scope = 0;
+    if (!size || scope != node_scope) return INVALID_ARGUMENT;
+    int result = number(device, "numa", &near);
+    nodes[0] = near;
+    return result;
 }
 
 /* ---- MIG ---- */

@@ -53,9 +53,15 @@ def doctor(pool: PoolOption = DEFAULT_POOL, as_json: JsonOption = False) -> None
     if as_json:
         output.print_json({"ok": ERROR not in levels, "findings": found})
     else:
-        print(f"\n{levels.count(ERROR)} errors, {levels.count(WARN)} warnings.")
+        print(f"\n{_count(levels, ERROR, 'error')}, {_count(levels, WARN, 'warning')}.")
     if ERROR in levels:
         raise typer.Exit(FAILED)
+
+
+def _count(levels: list[str], level: str, what: str) -> str:
+    """`1 error`, `2 errors`."""
+    number = levels.count(level)
+    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def _run(check: Check, context: CheckContext) -> Iterator[Finding]:

@@ -79,10 +79,10 @@ def check_warehouse(context: CheckContext) -> Iterator[Finding]:
     """Whether the warehouse can be opened and written, and whether facts reach it."""
     database = find_warehouse(context.pool)
     status = read_status(context.pool)
-    if status and status.trouble:
+    if status and status.recorder_trouble:
         yield Finding(
             ERROR,
-            f"The worker reports trouble: {status.trouble}",
+            f"The worker cannot write to it: {status.recorder_trouble}",
             "Facts that do not reach the warehouse wait in the spool; none is lost.",
         )
     if not database.exists():
@@ -143,7 +143,7 @@ def check_gpus(context: CheckContext) -> Iterator[Finding]:
     try:
         devices = [device for node in nvml.nodes() for device in node.devices]
     except DeviceError as error:
-        yield Finding(INFO, f"This machine has no real GPU, so declared devices are used. {error}")
+        yield Finding(INFO, f"NVML finds no GPU, so devices are simulated. If there are GPUs: {error}")
         return
     finally:
         nvml.close()

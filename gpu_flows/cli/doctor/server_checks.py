@@ -18,6 +18,7 @@ from gpu_flows.cli.prefect_client import (
     template_fields,
 )
 from gpu_flows.cli.prefect_settings import read_setting
+from gpu_flows.schedulers.policy_choice import read_choice
 from gpu_flows.worker.status import Status, read_status
 
 MOST_CLOCK_OFFSET_S = 5.0  # more than a slow answer and a date in whole seconds explain
@@ -97,6 +98,9 @@ def _check_status(status: Status) -> Iterator[Finding]:
     )
     if policy["error"]:
         yield Finding(ERROR, f"Its policy: {policy['error']}", "Correct it: gpu-flows policy set ...")
+    if status.cluster_trouble:
+        fix = "Correct the GPU Cluster block in the UI; the worker reads it again at once."
+        yield Finding(ERROR, f"Its devices: {status.cluster_trouble}", fix)
     for device in status.devices:
         if not device["healthy"]:
             what = f"Device {device['id']} is out of use: {device['detail']}"
@@ -119,23 +123,25 @@ def check_blocks(context: CheckContext) -> Iterator[Finding]:
             what = f"There is no {kind} block {name!r}; the pool uses the defaults."
             yield Finding(INFO, what, "Create it with `gpu-flows up`, or in the UI.")
         elif kind == SCHEDULER_BLOCK:
-            yield _check_policy(name, document["data"].get("policy"))
+            yield _check_policy(name, document["data"])
         else:
             yield Finding(OK, f"The {kind} block {name!r} exists.")
 
 
-def _check_policy(block: str, policy: Any) -> Finding:
+def _check_policy(block: str, saved: dict[str, Any]) -> Finding:
     from gpu_flows.schedulers.policy import PolicyError, make_policy
 
-    if not isinstance(policy, dict) or not isinstance(policy.get("name"), str):
-        fix = "Choose one: gpu-flows policy set fifo"
-        return Finding(ERROR, f"The {SCHEDULER_BLOCK} block {block!r} names no policy.", fix)
     try:
-        make_policy(policy["name"], {key: value for key, value in policy.items() if key != "name"})
+        name, options = read_choice(saved)
+    except ValueError as error:
+        fix = "Choose one: gpu-flows policy set fifo"
+        return Finding(ERROR, f"The {SCHEDULER_BLOCK} block {block!r} {error}.", fix)
+    try:
+        make_policy(name, options)
     except PolicyError as error:
         fix = "Correct it: gpu-flows policy set ..."
         return Finding(ERROR, f"The {SCHEDULER_BLOCK} block {block!r}: {error}", fix)
-    return Finding(OK, f"The {SCHEDULER_BLOCK} block {block!r} names policy {policy['name']!r}.")
+    return Finding(OK, f"The {SCHEDULER_BLOCK} block {block!r} names policy {name!r}.")
 
 
 def check_pool(context: CheckContext) -> Iterator[Finding]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import uuid
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from gpu_flows.cli.errors import BadInput, CommandError
@@ -34,17 +35,22 @@ def check_pool_runs_containers(client: PrefectClient, pool: str) -> None:
 def create_runs(
     client: PrefectClient,
     deployment: dict[str, Any],
-    variables: dict[str, Any],
     requests: Sequence[JobRequest],
-    extra_parameters: dict[str, Any],
     user: str,
+    at_once: int = 0,
 ) -> list[dict[str, Any]]:
-    """Create a run for each request, in order. A refused request keeps the runs before it."""
+    """Create a run for each request, in order. A refused request keeps the runs before it.
+
+    `at_once` limits how many of them run at the same time: each then starts after the end of the one that is
+    this many places before it. 0 is no limit.
+    """
     runs: list[dict[str, Any]] = []
     for request in requests:
+        if at_once and len(runs) >= at_once:
+            before = [*request.variables.get("after_any", []), runs[-at_once]["id"]]
+            request = replace(request, variables={**request.variables, "after_any": before})
         try:
-            parameters = build_parameters(deployment, {**request.parameters, **extra_parameters})
-            runs.append(_create_run(client, deployment, variables, parameters, request, user))
+            runs.append(_create_run(client, deployment, request, user))
         except CommandError as error:
             if not runs:
                 raise
@@ -54,17 +60,12 @@ def create_runs(
 
 
 def _create_run(
-    client: PrefectClient,
-    deployment: dict[str, Any],
-    variables: dict[str, Any],
-    parameters: dict[str, Any],
-    request: JobRequest,
-    user: str,
+    client: PrefectClient, deployment: dict[str, Any], request: JobRequest, user: str
 ) -> dict[str, Any]:
     body = {
-        "job_variables": variables,
-        "parameters": parameters,
-        "tags": [f"user:{user}"] if user else [],
+        "job_variables": {**request.variables, **({"user": user} if user else {})},
+        "parameters": build_parameters(deployment, request.parameters),
+        "tags": [f"user:{user}"] if user else [],  # for filters in the UI
         # A busy server may report a failure for a run that it has created; the key makes retries safe.
         "idempotency_key": str(uuid.uuid4()),
         **({"name": request.name} if request.name else {}),

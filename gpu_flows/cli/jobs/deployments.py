@@ -10,6 +10,7 @@ from urllib.parse import quote
 
 from gpu_flows.cli.errors import BadInput
 from gpu_flows.cli.prefect_client import NotFound, PrefectClient
+from gpu_flows.common.suggestions import did_you_mean
 
 COMMAND, CONTAINER = "command", "container"  # flows of this package
 _WHAT_RUNS = {COMMAND: "commands", CONTAINER: "containers"}
@@ -43,10 +44,11 @@ def find_named_deployment(client: PrefectClient, pool: str, names: list[str]) ->
         found = _find_in_pool(client, pool, deployments={"name": {"any_": [name]}})
     if not found:
         client.read_pool(pool)  # raises a clearer error if the pool itself is missing
-        existing = ", ".join(sorted(each["name"] for each in _find_in_pool(client, pool))) or "none"
+        existing = sorted(each["name"] for each in _find_in_pool(client, pool))
+        advice = f"To run a command, put -- before it: gpu-flows submit -- {shlex.join(names)}"
         raise NotFound(
-            f"There is no deployment {names[0]!r}. Those of pool {pool!r}: {existing}.",
-            f"To run a command, put -- before it: gpu-flows submit -- {shlex.join(names)}",
+            f"There is no deployment {names[0]!r}. Those of pool {pool!r}: {', '.join(existing) or 'none'}.",
+            f"{did_you_mean(name, existing)} {advice}".strip(),
         )
     if len(found) > 1:
         flows = sorted(client.get(f"/flows/{deployment['flow_id']}")["name"] for deployment in found)
@@ -80,12 +82,21 @@ def build_parameters(deployment: dict[str, Any], given: dict[str, Any]) -> dict[
 
 
 def _find_parameter_with_field(schema: dict[str, Any], properties: dict[str, Any], field: str) -> str:
+    """The one parameter that has a field of this name. Raises BadInput if none or several have it."""
+    fields = {name: _list_fields(schema, described) for name, described in properties.items()}
+    found = [name for name, names in fields.items() if field in names]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        choices = " or ".join(f"{name}.{field}" for name in found)
+        raise BadInput(f"Several parameters have a field {field!r}.", f"Write {choices}.")
+    known = [*properties, *(each for names in fields.values() for each in names)]
+    listed = ", ".join(dict.fromkeys(known))
+    raise BadInput(f"The flow has no parameter {field!r}. It has: {listed}.", did_you_mean(field, known))
+
+
+def _list_fields(schema: dict[str, Any], described: dict[str, Any]) -> list[str]:
+    """The fields of a parameter whose type is a model."""
     definitions = schema.get("definitions") or {}
-    found = []
-    for name, described in properties.items():
-        references = re.findall(r"#/definitions/([^'\"]+)", str(described))
-        if any(field in (definitions.get(model) or {}).get("properties", {}) for model in references):
-            found.append(name)
-    if len(found) != 1:
-        raise BadInput(f"The flow has no parameter {field!r}. It has: {', '.join(properties)}.")
-    return found[0]
+    models = re.findall(r"#/definitions/([^'\"]+)", str(described))
+    return [name for model in models for name in (definitions.get(model) or {}).get("properties", {})]

@@ -7,21 +7,44 @@ server nothing. Otherwise the server knows the runs, their order by due time, an
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 
+from gpu_flows.cli import output
+from gpu_flows.cli.errors import CommandError
+from gpu_flows.cli.jobs.runs import is_suspended
 from gpu_flows.cli.prefect_client import PrefectClient, template_fields
-from gpu_flows.worker.status import Status, read_status
+from gpu_flows.prefect_api.conventions import CONTAINER_FLOW, Ownership, find_user
+from gpu_flows.worker.status import Status, read_last_status, read_status
 
 WORKER, SERVER = "worker", "server"
 ACTIVE_STATES = ["PENDING", "RUNNING", "CANCELLING"]
-CONTAINER_FLOW = "gpu_flows.flows.container:container"  # its parameters state the number of GPUs
+# The codes of jobs that may not start yet. They have no place in the queue.
+HELD_BACK = {"pool_limit", "queue_limit", "paused", "held", "predicting", "dependency"}
+LATE_S = 4.0  # a worker replaces its status about once a second
 
 
 def read_pool_jobs(pool: str) -> dict[str, Any]:
-    """`waiting` in the order of the queue, `running`, and the `source` of both."""
+    """`waiting` in the order of the queue, `running`, `suspended`, and the `source` of the first two."""
     status = read_status(pool)
-    return _read_from_worker(status) if status else _read_from_server(PrefectClient(), pool)
+    jobs = _read_from_worker(status) if status else _read_from_server(PrefectClient(), pool)
+    return {**jobs, "suspended": _find_suspended(pool, {job["id"] for job in jobs["running"]})}
+
+
+def _find_suspended(pool: str, running: set[str]) -> list[dict[str, Any]]:
+    """The jobs that wait until someone resumes them. Only the server knows them."""
+    with suppress(CommandError):
+        client = PrefectClient(timeout_s=3)
+        runs = [
+            run for run in find_paused_runs(client, pool) if is_suspended(run) and run["id"] not in running
+        ]
+        if runs:
+            describer = RunDescriber(client, client.read_pool(pool))
+            describer.load_deployments(runs)
+            return list(map(describer.describe, runs))
+    return []
 
 
 def _read_from_worker(status: Status) -> dict[str, Any]:
@@ -29,38 +52,111 @@ def _read_from_worker(status: Status) -> dict[str, Any]:
         "pool": status.pool,
         "source": WORKER,
         "policy": status.policy,
-        "trouble": status.trouble,
+        "trouble": " ".join(filter(None, (_note_age(status), status.trouble))),
         "waiting": [
-            {"position": position, **job, "waited_s": round(status.at - job["submitted"], 1)}
+            {
+                "position": None if job["reason"] in HELD_BACK else position,
+                **job,
+                "waited_s": round(measure_wait(job, status.at), 1),
+            }
             for position, job in enumerate(status.waiting, 1)
         ],
-        "running": [{**job, "running_s": round(status.at - job["since"], 1)} for job in status.running],
+        "running": [
+            {
+                **job,
+                "running_s": round(status.at - job["since"], 1),
+                "on": place_devices(job["devices"], status.devices),
+            }
+            for job in status.running
+        ],
     }
+
+
+def _note_age(status: Status) -> str:
+    age = time.time() - status.at
+    if age < LATE_S:
+        return ""
+    return (
+        f"This is {output.format_duration(age)} old: worker {status.worker!r} has not reported since, and may"
+        " have stopped."
+    )
+
+
+def measure_wait(job: dict[str, Any], now: float) -> float:
+    """How long a waiting job has waited, without the time for which it ran before it was preempted."""
+    return float(job["waited"]) if "waited" in job else max(0.0, now - job["submitted"])
+
+
+def place_devices(ids: Iterable[str], devices: Iterable[dict[str, Any]]) -> str:
+    """`node-1:0,1 node-2:3`: the devices by node and index, or by id where they are not known."""
+    known = {device["id"]: device for device in devices}
+    return format_places((known[id]["node"], known[id]["index"]) if id in known else (id, "") for id in ids)
+
+
+def format_places(places: Iterable[tuple[str, object]]) -> str:
+    by_node: dict[str, list[str]] = {}
+    for node, index in places:
+        by_node.setdefault(node, []).append(str(index))
+    return " ".join(f"{node}:{','.join(found)}".rstrip(":,") for node, found in by_node.items())
 
 
 def _read_from_server(client: PrefectClient, pool: str) -> dict[str, Any]:
     describer = RunDescriber(client, client.read_pool(pool))
     now = time.time()
-    due = {"state": {"type": {"any_": ["SCHEDULED"]}}, "next_scheduled_start_time": {"before_": _iso(now)}}
-    waiting = _find_runs(client, pool, due, "NEXT_SCHEDULED_START_TIME_ASC")
-    running = _find_runs(client, pool, {"state": {"type": {"any_": ACTIVE_STATES}}}, "START_TIME_ASC")
+    waiting, running = find_waiting_runs(client, pool), find_active_runs(client, pool)
     describer.load_deployments(waiting + running)
     served = bool(client.list_workers(pool))
     return {
         "pool": pool,
         "source": SERVER,
         "policy": None,
-        "trouble": "" if served else f"No worker serves pool {pool!r}, so no job starts.",
+        "trouble": "" if served else f"{describe_absence(pool)} {advise_to_serve(pool)}",
         "waiting": [
-            {"position": position, **job, "waited_s": round(max(0.0, now - job["submitted"]), 1)}
+            {"position": position, **job, "waited_s": round(measure_wait(job, now), 1)}
             for position, job in enumerate(map(describer.describe, waiting), 1)
         ],
         "running": [
-            {**describer.describe(run), "since": since, "running_s": round(max(0.0, now - since), 1)}
+            {
+                **describer.describe(run),
+                "since": since,
+                "running_s": round(max(0.0, now - since), 1),
+                "devices": None,  # only the worker knows them
+                "on": "?" if run["state_type"] == "RUNNING" else f"? ({run['state_type'].lower()})",
+            }
             for run in running
             for since in [parse_time(run.get("start_time")) or now]
         ],
     }
+
+
+def describe_absence(pool: str) -> str:
+    """That no worker serves the pool and, if one did on this machine, when it last reported."""
+    last = read_last_status(pool)
+    since = f" since {output.format_duration(time.time() - last.at)}" if last else ""
+    return f"No worker serves pool {pool!r}{since}, so no job starts."
+
+
+def advise_to_serve(pool: str) -> str:
+    return f"Start a worker: prefect worker start --pool {pool}"
+
+
+def find_waiting_runs(client: PrefectClient, pool: str) -> list[dict[str, Any]]:
+    """The runs that are due and not started, in the order in which they were due."""
+    due = {
+        "state": {"type": {"any_": ["SCHEDULED"]}},
+        "next_scheduled_start_time": {"before_": to_iso(time.time())},
+    }
+    return _find_runs(client, pool, due, "NEXT_SCHEDULED_START_TIME_ASC")
+
+
+def find_active_runs(client: PrefectClient, pool: str) -> list[dict[str, Any]]:
+    """The runs that the worker has taken, in the order in which they started."""
+    return _find_runs(client, pool, {"state": {"type": {"any_": ACTIVE_STATES}}}, "START_TIME_ASC")
+
+
+def find_paused_runs(client: PrefectClient, pool: str) -> list[dict[str, Any]]:
+    """The runs that are suspended, or paused in their process, in the order in which they started."""
+    return _find_runs(client, pool, {"state": {"type": {"any_": ["PAUSED"]}}}, "START_TIME_ASC")
 
 
 def _find_runs(client: PrefectClient, pool: str, which: dict[str, Any], sort: str) -> list[dict[str, Any]]:
@@ -94,13 +190,17 @@ class RunDescriber:
             variables["gpus"] = parameters["required_gpus"]
         variables |= run.get("job_variables") or {}
         state = run.get("state") or {}
+        submitted = parse_time(run.get("expected_start_time")) or parse_time(run.get("created")) or 0.0
         return {
             "id": run["id"],
             "name": run["name"],
-            "user": _find_user(run),
+            "user": find_user(
+                _describe_ownership(run), _describe_ownership(deployment), variables.get("user")
+            ),
             "gpus": variables.get("gpus", 1),
             "priority": variables.get("priority", 0),
-            "submitted": parse_time(run.get("expected_start_time")) or parse_time(run.get("created")) or 0.0,
+            "submitted": submitted,
+            "waited": max(0.0, time.time() - submitted - float(run.get("total_run_time") or 0.0)),
             "state": state.get("name", ""),
             "reason": "",
             "why": state.get("message") or state.get("name", ""),
@@ -113,13 +213,15 @@ def parse_time(text: str | None) -> float | None:
     return datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp() if text else None
 
 
-def _iso(seconds: float) -> str:
+def to_iso(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).isoformat()
 
 
-def _find_user(run: dict[str, Any]) -> str:
-    """The user by the worker's rule: a `user:` tag, else the account that created the run."""
-    tags = sorted(tag for tag in run.get("tags") or [] if tag.startswith("user:"))
-    if tags:
-        return str(tags[0].removeprefix("user:"))
-    return str((run.get("created_by") or {}).get("display_value") or "")
+def _describe_ownership(source: dict[str, Any]) -> Ownership:
+    creator = source.get("created_by") or {}
+    return Ownership(
+        source.get("job_variables") or {},
+        source.get("tags") or (),
+        creator.get("display_value") or "",
+        creator.get("type") or "",
+    )

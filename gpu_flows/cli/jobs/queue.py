@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
@@ -9,8 +10,13 @@ from rich.console import Group
 from rich.text import Text
 
 from gpu_flows.cli import output
+from gpu_flows.cli.benchmark_notice import note_benchmark
 from gpu_flows.cli.escaping import escape
+from gpu_flows.cli.jobs.needs import NOTE, is_predicted, mark_memory, mark_time
 from gpu_flows.cli.jobs.pool_jobs import SERVER, read_pool_jobs
+from gpu_flows.cli.jobs.progress import note_left
+from gpu_flows.cli.jobs.runs import shorten
+from gpu_flows.cli.jobs.tables import draw_jobs
 from gpu_flows.cli.options import DEFAULT_POOL, JsonOption, PoolOption, WatchOption, examples
 
 
@@ -25,8 +31,10 @@ def queue(
 ) -> None:
     """List the waiting jobs in the order of the queue, with the reason why each waits.
 
-    With --all, also list the running jobs and their devices; with --running, list only those. The data
-    comes from the worker if one serves the pool on this machine, else from the Prefect server.
+    Jobs without a place in the queue (#) may not start yet: a hold, a limit, a pause or another run keeps
+    them back. With --all, also list the running jobs and their devices (node:index); with --running, list
+    only those. Suspended jobs follow the others; they continue after `gpu-flows resume`. The data comes from
+    the worker if one serves the pool on this machine, else from the Prefect server.
     """
 
     def draw(jobs: dict[str, Any]) -> Group:
@@ -36,25 +44,47 @@ def queue(
         if running or everything:
             shown += [Text()] if shown else []
             shown += _draw_running(jobs["running"], limit)
-        return Group(*shown, Text(), _summarize(jobs))
+        if not running:
+            shown += _draw_suspended(jobs["suspended"], limit)
+        listed = [
+            *(jobs["waiting"] if not running else []),
+            *(jobs["running"] if running or everything else []),
+        ]
+        note = [Text(NOTE)] if any(map(is_predicted, listed)) else []
+        return Group(*shown, Text(), _summarize(jobs), *note)
 
-    output.show_or_watch(lambda: read_pool_jobs(pool), draw, as_json, watch)
+    def read() -> dict[str, Any]:
+        jobs = read_pool_jobs(pool)
+        return {**jobs, "benchmark": note_benchmark(jobs)}
+
+    output.show_or_watch(read, draw, as_json, watch)
 
 
 def _draw_waiting(jobs: list[dict[str, Any]], limit: int) -> list[Any]:
     if not jobs:
         return [Text("No job waits.")]
-    columns = ["#", "run", "user", "GPUs", "priority", "waited", "why it waits"]
+    needs = _find_needs(jobs)
+    columns = ["#", "id", "run", "user", "GPUs", *needs, "priority", "waited", "why it waits"]
     rows = [
         [
-            *(job[key] for key in ("position", "name", "user", "gpus", "priority")),
+            job["position"],
+            shorten(job["id"]),
+            *(job[key] for key in ("name", "user", "gpus")),
+            *(mark(job) for mark in needs.values()),
+            job["priority"],
             output.format_duration(job["waited_s"]),
             f"{_describe_preemptions(job)}{job['why']} {job['fix']}".strip(),
         ]
         for job in jobs[: limit or None]
     ]
-    table = output.make_table(columns, rows, right=("#", "GPUs", "priority", "waited"))
+    table = draw_jobs(columns, rows, right=("#", "GPUs", *needs, "priority", "waited"))
     return [table, *_note_rest(len(jobs), limit)]
+
+
+def _find_needs(jobs: list[dict[str, Any]]) -> dict[str, Callable[[dict[str, Any]], str]]:
+    """The columns for memory and time, each if it is known of any of these jobs."""
+    columns = {"memory": mark_memory, "time": mark_time}
+    return {name: mark for name, mark in columns.items() if any(map(mark, jobs))}
 
 
 def _describe_preemptions(job: dict[str, Any]) -> str:
@@ -65,17 +95,36 @@ def _describe_preemptions(job: dict[str, Any]) -> str:
 def _draw_running(jobs: list[dict[str, Any]], limit: int) -> list[Any]:
     if not jobs:
         return [Text("No job runs.")]
-    columns = ["running", "user", "GPUs", "priority", "for", "on"]
+    needs = _find_needs(jobs)
+    columns = ["id", "running", "user", "GPUs", *needs, "priority", "for", "on"]
     rows = [
         [
-            *(job[key] for key in ("name", "user", "gpus", "priority")),
-            output.format_duration(job["running_s"]),
-            ", ".join(job.get("devices") or [job.get("state", "")]) + _note_stopping(job),
+            shorten(job["id"]),
+            *(job[key] for key in ("name", "user", "gpus")),
+            *(mark(job) for mark in needs.values()),
+            job["priority"],
+            output.format_duration(job["running_s"]) + note_left(job),
+            job["on"] + _note_stopping(job),
         ]
         for job in jobs[: limit or None]
     ]
-    table = output.make_table(columns, rows, right=("GPUs", "priority", "for"))
+    table = draw_jobs(columns, rows, right=("GPUs", *needs, "priority", "for"))
     return [table, *_note_rest(len(jobs), limit)]
+
+
+def _draw_suspended(jobs: list[dict[str, Any]], limit: int) -> list[Any]:
+    if not jobs:
+        return []
+    columns = ["id", "suspended", "user", "GPUs", "priority", "to continue it"]
+    rows = [
+        [
+            shorten(job["id"]),
+            *(job[key] for key in ("name", "user", "gpus", "priority")),
+            f"gpu-flows resume {shorten(job['id'])}",
+        ]
+        for job in jobs[: limit or None]
+    ]
+    return [Text(), draw_jobs(columns, rows, right=("GPUs", "priority")), *_note_rest(len(jobs), limit)]
 
 
 def _note_stopping(job: dict[str, Any]) -> str:
@@ -88,12 +137,14 @@ def _note_rest(count: int, limit: int) -> list[Text]:
 
 
 def _summarize(jobs: dict[str, Any]) -> Text:
-    text = f"{len(jobs['waiting'])} waiting, {len(jobs['running'])} running in pool {jobs['pool']!r}"
+    text = f"{len(jobs['waiting'])} waiting, {len(jobs['running'])} running"
+    text += f", {len(jobs['suspended'])} suspended" if jobs["suspended"] else ""
+    text += f" in pool {jobs['pool']!r}"
     policy = jobs["policy"]
     if policy:
         text += f", policy {policy['name']}"
         text += f" (failed, {policy['serving']} decides)" if policy["serving"] != policy["name"] else ""
     if jobs["source"] == SERVER:
         text += "; read from the Prefect server, because no worker serves the pool on this machine"
-    warning = jobs["trouble"] or (policy or {}).get("error", "")
-    return Text.assemble((escape(text) + ".", "dim"), f"\n{escape(warning)}" if warning else "")
+    remarks = filter(None, (jobs["benchmark"], jobs["trouble"] or (policy or {}).get("error", "")))
+    return Text.assemble((escape(text) + ".", "dim"), *(f"\n{escape(remark)}" for remark in remarks))

@@ -1,6 +1,7 @@
 """What `gpu-flows submit` is asked to run: commands, containers, or a deployment as it is.
 
-A file of container jobs holds one JSON object, or a list of them, with the keys of Schedulearn's requests.
+`build_requests` turns the options into one request for each run to create. A file of container jobs holds
+one JSON object, or a list of them, with the keys of Schedulearn's requests.
 """
 
 from __future__ import annotations
@@ -8,12 +9,23 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
-from difflib import get_close_matches
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from gpu_flows.cli.errors import BadInput
+from gpu_flows.cli.jobs.arrays import (
+    INDEX_VARIABLE,
+    Member,
+    check_swept_names_are_used,
+    list_members,
+    split_limit,
+)
+from gpu_flows.cli.jobs.deployments import COMMAND, CONTAINER
+from gpu_flows.cli.jobs.submit_options import CONTAINER_FLAGS, SubmitOptions, build_job_variables
+from gpu_flows.cli.options import parse_assignments, parse_json_or_text
+from gpu_flows.common.suggestions import did_you_mean
+from gpu_flows.worker.status import read_status
 
 KEYS = ("name", "type", "container_image", "command", "required_gpus")
 TYPES = {  # as users write them -> as the `container` flow calls them
@@ -32,11 +44,94 @@ EXAMPLE = (
 
 @dataclass(frozen=True, slots=True)
 class JobRequest:
-    """A run to create: the parameters of its flow, its name, and where the request was read."""
+    """A run to create: the parameters of its flow, its job variables, its name, and where it was read."""
 
     parameters: dict[str, Any]
     name: str = ""
     source: str = ""  # `jobs.json, job 2: ` in error messages; empty for a request from the options
+    variables: dict[str, Any] = field(default_factory=dict)
+
+
+def build_requests(
+    options: SubmitOptions, words: list[str] | None, pool: str
+) -> tuple[str, list[JobRequest], bool]:
+    """The flow to run (empty: the named deployment's), the requests, and whether they are a list.
+
+    `words` is the command after --, None without one. Raises BadInput.
+    """
+    variables = build_job_variables(options)
+    if options.file:
+        _check_file_alone(options, words)
+        requests, is_list = read_requests(options.file)
+        variables |= {"working_dir": options.directory} if options.directory else {}
+        return CONTAINER, [replace(request, variables=variables) for request in requests], is_list
+    if words is not None and options.deployment:
+        raise BadInput(f"Name a deployment ({options.deployment[0]!r}) or give a command after --, not both.")
+    flow = CONTAINER if options.image and not options.deployment else COMMAND if words is not None else ""
+    members = list_members(split_limit(options.array)[0], options.sweep or [])
+    if flow:
+        check_swept_names_are_used(members, [*(words or []), *(options.param or []), *(options.env or [])])
+    requests = [_request_member(options, flow, words, member, variables, pool) for member in members]
+    return flow, requests, bool(options.array or options.sweep)
+
+
+def _check_file_alone(options: SubmitOptions, words: list[str] | None) -> None:
+    """Refuse options that repeat what a file of jobs states."""
+    given = {
+        "--image": options.image,
+        "--gpus": options.gpus,
+        "--name": options.name,
+        "a deployment": options.deployment,
+        "a command": words is not None,
+        "--param": options.param,
+        "--array": options.array,
+        "--sweep": options.sweep,
+    }
+    if repeated := [name for name, value in given.items() if value]:
+        raise BadInput(f"{options.file} states what to run: leave {repeated[0]} out.")
+
+
+def _request_member(
+    options: SubmitOptions,
+    flow: str,
+    words: list[str] | None,
+    member: Member,
+    variables: dict[str, Any],
+    pool: str,
+) -> JobRequest:
+    """The request for one job of an array or a sweep, or for the only job."""
+    filled = None if words is None else [member.fill(word) for word in words]
+    deployment = (options.deployment or [flow])[0].rpartition("/")[2]
+    name = member.name(options.name or deployment) if member.index else options.name
+    own, directory = dict(variables), member.fill(options.directory)
+    if flow == CONTAINER:
+        request = request_container(options.image, filled, options.shell, options.gpus, name)
+        own = {key: value for key, value in own.items() if key not in ("image", "gpus")}  # parameters
+    elif flow == COMMAND:
+        if stray := [flag for variable, flag in CONTAINER_FLAGS.items() if variable in own]:
+            raise BadInput(f"{stray[0]} is for jobs in containers.", "Name the image with --image IMG.")
+        request = request_command(filled or [], options.shell, directory or _find_directory(pool), name)
+    else:
+        request = JobRequest({key: parse_json_or_text(value) for key, value in member.swept.items()}, name)
+    given = [member.fill(assignment) for assignment in options.param or []]
+    own |= _fill_environment(options, member)
+    if directory and flow != COMMAND:
+        own["working_dir"] = directory
+    parameters = {**request.parameters, **parse_assignments(given, "--param", parse_json_or_text)}
+    return replace(request, parameters=parameters, variables=own)
+
+
+def _fill_environment(options: SubmitOptions, member: Member) -> dict[str, Any]:
+    """The job variable `env` of a member of an array; nothing for a single job."""
+    if not member.index:
+        return {}
+    filled = [member.fill(assignment) for assignment in options.env or []]
+    return {"env": {INDEX_VARIABLE: member.index, **parse_assignments(filled, "--env", str)}}
+
+
+def _find_directory(pool: str) -> str:
+    """The current directory, if the pool's worker runs on this machine and so can use it."""
+    return str(Path.cwd()) if read_status(pool) else ""
 
 
 def request_command(words: Sequence[str], shell: bool, directory: str, name: str) -> JobRequest:
@@ -102,5 +197,4 @@ def _parse_request(job: Any, source: str) -> JobRequest:
 
 
 def _suggest_key(wrong: str) -> str:
-    similar = [key for key in KEYS if wrong in key] or get_close_matches(wrong, KEYS, n=1)
-    return f"Did you mean {similar[0]!r}?" if similar else f"A job has: {', '.join(KEYS)}."
+    return did_you_mean(wrong, KEYS) or f"A job has: {', '.join(KEYS)}."

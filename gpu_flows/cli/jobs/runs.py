@@ -1,18 +1,44 @@
-"""Finding a run by its name, its id, or the beginning of its id."""
+"""Finding a run by its name, its id, or the beginning of its id; and changing one that waits."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from contextlib import suppress
-from typing import Any
+from typing import Annotated, Any
 
-from gpu_flows.cli.errors import BadInput
+import typer
+
+from gpu_flows.cli.errors import BadInput, CommandError
 from gpu_flows.cli.prefect_client import NotFound, PrefectClient
+from gpu_flows.prefect_api.conventions import PAGE
+from gpu_flows.prefect_api.run_edits import build_edit_event
 
-FINAL_STATES = {"COMPLETED", "FAILED", "CRASHED", "CANCELLED"}
 RECENT = 1000  # the pool's newest runs, among which the beginning of an id is searched
+SHORT_ID = 8
 _ID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}", re.I)
 _ID_PREFIX = re.compile(r"[0-9a-f-]{4,36}", re.I)
+
+RunArgument = Annotated[
+    str, typer.Argument(metavar="RUN", help="The run's name, its id, or the beginning of its id.")
+]
+
+
+def shorten(run_id: str) -> str:
+    """The beginning of an id, as tables show it. Every command accepts it."""
+    return run_id[:SHORT_ID]
+
+
+def name_run(run: dict[str, Any]) -> str:
+    """`brave-otter (1ae36b2c)`."""
+    return f"{run['name']} ({shorten(run['id'])})"
+
+
+def is_suspended(run: dict[str, Any]) -> bool:
+    """Whether the run has stopped, or is to, until someone resumes it. One that is only paused waits in its
+    process."""
+    details = (run.get("state") or {}).get("state_details") or {}
+    return run["state_type"] == "PAUSED" and bool(details.get("pause_reschedule"))
 
 
 def find_run(client: PrefectClient, pool: str, wanted: str) -> dict[str, Any]:
@@ -33,8 +59,17 @@ def find_run(client: PrefectClient, pool: str, wanted: str) -> dict[str, Any]:
         if found:
             return found
     raise NotFound(
-        f"There is no run {wanted!r}.", "`gpu-flows queue --all` lists the waiting and the running ones."
+        f"There is no run {wanted!r}.",
+        "`gpu-flows queue --all` lists the waiting and the running runs, `gpu-flows history` also the ended.",
     )
+
+
+def find_array(client: PrefectClient, pool: str, name: str) -> list[dict[str, Any]]:
+    """The jobs NAME[...] of an array or a sweep, the newest of each name; none if there is no such array."""
+    which = {"name": {"like_": f"{name}["}}
+    in_pool, oldest_first = {"name": {"any_": [pool]}}, "EXPECTED_START_TIME_ASC"
+    runs = client.fetch_all("/flow_runs/filter", flow_runs=which, work_pools=in_pool, sort=oldest_first)
+    return list({run["name"]: run for run in runs if run["name"].startswith(f"{name}[")}.values())
 
 
 def pick_job(jobs: list[dict[str, Any]], wanted: str) -> dict[str, Any] | None:
@@ -49,3 +84,29 @@ def pick_job(jobs: list[dict[str, Any]], wanted: str) -> dict[str, Any] | None:
         several = ", ".join(job["id"] for job in found[:5])
         raise BadInput(f"{len(found)} runs begin with {wanted}: {several}.", "Give more of the id.")
     return found[0] if found else None
+
+
+def read_runs(client: PrefectClient, run_ids: Iterable[str]) -> list[dict[str, Any]]:
+    """The runs with these ids, in few requests."""
+    ids = list(run_ids)
+    runs: list[dict[str, Any]] = []
+    for start in range(0, len(ids), PAGE):
+        some = {"id": {"any_": ids[start : start + PAGE]}}
+        runs += client.fetch_all("/flow_runs/filter", flow_runs=some)
+    return runs
+
+
+def change_waiting_run(client: PrefectClient, run: dict[str, Any], **variables: Any) -> None:
+    """Set job variables of a run that waits. The worker reads them again and queues the job anew."""
+    if run["state_type"] != "SCHEDULED":
+        state = (run.get("state") or {}).get("name") or run["state_type"].capitalize()
+        raise CommandError(
+            f"{name_run(run)} is {state}. Only a waiting job can be changed.",
+            f"`gpu-flows why {shorten(run['id'])}` explains its state.",
+        )
+    client.patch(
+        f"/flow_runs/{run['id']}", {"job_variables": {**(run.get("job_variables") or {}), **variables}}
+    )
+    if run.get("work_pool_id"):
+        with suppress(CommandError):  # without the event, the worker notices the change at its next poll
+            client.post("/events", [build_edit_event(run["id"], run["work_pool_id"])])

@@ -1,34 +1,35 @@
-"""`gpu-flows submit`: submit a command, containers, or a run of a deployment."""
+"""`gpu-flows submit`: submit commands, containers, or runs of a deployment."""
 
 from __future__ import annotations
 
 import getpass
+import re
 from contextlib import suppress
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 import typer
 from typer.core import TyperCommand
 
 from gpu_flows.cli import output
-from gpu_flows.cli.errors import FAILED, BadInput, CommandError
+from gpu_flows.cli.errors import FAILED, CommandError
+from gpu_flows.cli.escaping import escape
+from gpu_flows.cli.jobs.acceptance import is_refused, wait_for_notice
+from gpu_flows.cli.jobs.arrays import split_limit
 from gpu_flows.cli.jobs.creation import check_pool_runs_containers, create_runs
-from gpu_flows.cli.jobs.deployments import COMMAND, CONTAINER, find_flow_deployment, find_named_deployment
-from gpu_flows.cli.jobs.follow import follow_runs
-from gpu_flows.cli.jobs.requests import JobRequest, read_requests, request_command, request_container
-from gpu_flows.cli.jobs.submit_options import CONTAINER_FLAGS, SubmitOptions, build_job_variables
-from gpu_flows.cli.options import (
-    DEFAULT_POOL,
-    JsonOption,
-    PoolOption,
-    accepts,
-    examples,
-    parse_assignments,
-    parse_json_or_text,
-)
+from gpu_flows.cli.jobs.deployments import CONTAINER, find_flow_deployment, find_named_deployment
+from gpu_flows.cli.jobs.follow import Follower, print_state
+from gpu_flows.cli.jobs.log_reader import LogReader, format_line
+from gpu_flows.cli.jobs.requests import build_requests
+from gpu_flows.cli.jobs.runs import find_array, find_run, shorten
+from gpu_flows.cli.jobs.submit_options import SubmitOptions
+from gpu_flows.cli.jobs.tables import draw_jobs
+from gpu_flows.cli.options import DEFAULT_POOL, JsonOption, PoolOption, accepts, examples
 from gpu_flows.cli.prefect_client import PrefectClient
 from gpu_flows.cli.prefect_settings import build_run_url
 from gpu_flows.worker.status import read_status
+
+MOST_STREAMED = 100  # jobs whose output is printed side by side
 
 
 class WithCommandLine(TyperCommand):
@@ -46,8 +47,11 @@ class WithCommandLine(TyperCommand):
 
 
 @examples(
-    "gpu-flows submit --gpus 2 -- python train.py --epochs 3",
-    "gpu-flows submit --shell -- 'nvidia-smi > gpus.txt && python train.py'",
+    "gpu-flows submit --gpus 2 --memory 8GB -- python train.py --epochs 3",
+    "gpu-flows submit --shell --wait -- 'nvidia-smi > gpus.txt && python train.py'",
+    "gpu-flows submit --array 1-10 --name seed -- python train.py --seed {index}",
+    "gpu-flows submit train --sweep learning_rate=0.1,0.01 --sweep batch_size=32,64",
+    "gpu-flows submit --after brave-otter,1ae36b2c -- python evaluate.py",
     "gpu-flows submit --image pytorch/pytorch --gpus 2 --mount /data:/data:ro -- python train.py",
     "gpu-flows submit --file jobs.json --wait",
     "gpu-flows submit train --gpus 4 --param model=cnn --param epochs=3 --wait",
@@ -68,77 +72,58 @@ def submit(
     command. With --image and a deployment, the deployment's flow runs in that image, which must contain
     Prefect and the flow.
 
+    --array submits one job for each index, and --sweep one for each combination of values. {index} and
+    {NAME} in the command, in --param and in --env stand for them; GPU_FLOWS_ARRAY_INDEX holds the index.
+    The jobs are named NAME[3] or NAME[lr=0.1]. With 1-10%4, at most 4 of the jobs run at the same time.
+
     A file holds one job or a list of jobs, with the keys name, type (PyTorch, Horovod, TensorFlow),
     container_image, command and required_gpus. The whole file is checked before any job is submitted.
 
     Parameter values are parsed as JSON if they are JSON, else taken as text. `config.model=cnn` sets one
     field of the parameter `config`.
+
+    The command returns when the worker has queued, started or refused the job, after 3 seconds at most. With
+    --wait, it prints the job's output until the job ends. Exit code 1: a job was refused, or waited for and
+    not completed.
     """
-    variables = build_job_variables(options)
-    parameters = parse_assignments(options.param or [], "--param", parse_json_or_text)
-    flow, requests, is_list = _choose_requests(options, context.obj, variables, pool)
-    if options.directory and flow != COMMAND:
-        variables["working_dir"] = options.directory
+    flow, requests, is_list = build_requests(options, context.obj, pool)
     client = PrefectClient()
     if flow:
         deployment = find_flow_deployment(client, pool, flow)
     else:
         deployment = find_named_deployment(client, pool, options.deployment or [])
+    pool = deployment.get("work_pool_name") or pool
     if flow == CONTAINER or options.image:
-        check_pool_runs_containers(client, deployment.get("work_pool_name") or pool)
-    runs = create_runs(client, deployment, variables, requests, parameters, options.user or _find_user())
-    if not (as_json and options.wait):
-        _warn_without_worker(client, deployment.get("work_pool_name") or "", runs)
+        check_pool_runs_containers(client, pool)
+    before = {
+        "after": _find_runs_before(client, pool, options.after or []),
+        "after_any": _find_runs_before(client, pool, options.after_any or []),
+    }
+    before = {name: ids for name, ids in before.items() if ids}
+    requests = [replace(each, variables={**each.variables, **before}) for each in requests]
+    _, at_once = split_limit(options.array)
+    runs = create_runs(client, deployment, requests, options.user or _find_user(), at_once)
     if options.wait:
-        runs = follow_runs(client, runs, quiet=as_json)
+        runs = _follow(client, pool, runs, quiet=as_json)
+    elif _is_served(client, pool):
+        runs = wait_for_notice(client, pool, runs)
+    else:
+        _warn_without_worker(pool, runs)
     _show(runs, as_json, is_list)
-    if options.wait and any(run["state_type"] != "COMPLETED" for run in runs):
+    if any(is_refused(run) or (options.wait and run["state_type"] != "COMPLETED") for run in runs):
         raise typer.Exit(FAILED)
 
 
-def _choose_requests(
-    options: SubmitOptions, words: list[str] | None, variables: dict[str, Any], pool: str
-) -> tuple[str, list[JobRequest], bool]:
-    """The flow to run (empty: the named deployment's), the requests, and whether they come from a list.
-
-    Removes the variables that the parameters of the `container` flow replace.
-    """
-    if options.file:
-        _check_file_alone(options, words)
-        requests, is_list = read_requests(options.file)
-        return CONTAINER, requests, is_list
-    if words is not None and options.deployment:
-        raise BadInput(f"Name a deployment ({options.deployment[0]!r}) or give a command after --, not both.")
-    if options.image and not options.deployment:
-        for replaced in ("image", "gpus"):
-            variables.pop(replaced, None)
-        request = request_container(options.image, words, options.shell, options.gpus, options.name)
-        return CONTAINER, [request], False
-    if words is not None:
-        if stray := [flag for variable, flag in CONTAINER_FLAGS.items() if variable in variables]:
-            raise BadInput(f"{stray[0]} is for jobs in containers.", "Name the image with --image IMG.")
-        directory = options.directory or _find_directory(pool)
-        return COMMAND, [request_command(words, options.shell, directory, options.name)], False
-    return "", [JobRequest({}, options.name)], False
+def _find_runs_before(client: PrefectClient, pool: str, given: list[str]) -> list[str]:
+    """The ids of the runs of --after or --after-any. The name of an array stands for all its jobs."""
+    wanted = [each.strip() for several in given for each in _split_names(several)]
+    found = [find_array(client, pool, each) or [find_run(client, pool, each)] for each in wanted if each]
+    return list(dict.fromkeys(run["id"] for runs in found for run in runs))
 
 
-def _check_file_alone(options: SubmitOptions, words: list[str] | None) -> None:
-    """Refuse options that repeat what a file of jobs states."""
-    given = {
-        "--image": options.image,
-        "--gpus": options.gpus,
-        "--name": options.name,
-        "a deployment": options.deployment,
-        "a command": words is not None,
-        "--param": options.param,
-    }
-    if repeated := [name for name, value in given.items() if value]:
-        raise BadInput(f"{options.file} states what to run: leave {repeated[0]} out.")
-
-
-def _find_directory(pool: str) -> str:
-    """The current directory, if the pool's worker runs on this machine and so can use it."""
-    return str(Path.cwd()) if read_status(pool) else ""
+def _split_names(text: str) -> list[str]:
+    """Split at commas, but not inside the brackets of `train[lr=0.1,batch=32]`."""
+    return re.split(r",(?![^\[]*\])", text)
 
 
 def _find_user() -> str:
@@ -147,12 +132,39 @@ def _find_user() -> str:
     return ""
 
 
-def _warn_without_worker(client: PrefectClient, pool: str, runs: list[dict[str, Any]]) -> None:
-    """Warn that the runs wait for a worker. Without one, no message on the run explains why it waits."""
+def _is_served(client: PrefectClient, pool: str) -> bool:
+    """Whether a worker serves the pool; also true if the server does not tell."""
     with suppress(CommandError):
-        if not read_status(pool) and not client.list_workers(pool):
-            waiting = f"{runs[0]['name']} waits" if len(runs) == 1 else f"{len(runs)} jobs wait"
-            output.print_remark(f"No worker serves pool {pool!r} now; {waiting} until one does.")
+        return bool(read_status(pool) or client.list_workers(pool))
+    return True
+
+
+def _warn_without_worker(pool: str, runs: list[dict[str, Any]]) -> None:
+    """Warn that the runs wait for a worker. Without one, no message on the run explains why it waits."""
+    waiting = f"{runs[0]['name']} waits" if len(runs) == 1 else f"{len(runs)} jobs wait"
+    output.print_remark(
+        f"No worker serves pool {pool!r} now; {waiting} until one does: prefect worker start --pool {pool}"
+    )
+
+
+def _follow(
+    client: PrefectClient, pool: str, runs: list[dict[str, Any]], quiet: bool
+) -> list[dict[str, Any]]:
+    """Wait until the runs have ended, with their output on stdout and their states on stderr."""
+    if quiet:
+        return Follower(client, runs).follow()
+    if not _is_served(client, pool):
+        _warn_without_worker(pool, runs)
+    several = len(runs) > 1
+    names = {run["id"]: f"{run['name']}: " if several else "" for run in runs}
+
+    def print_line(line: dict[str, Any]) -> None:
+        print(escape(names[line["flow_run_id"]]) + format_line(line), flush=True)
+
+    if len(runs) > MOST_STREAMED:
+        output.print_remark(f"These are more than {MOST_STREAMED} jobs, so only their states are printed.")
+    reader = LogReader(client, names) if len(runs) <= MOST_STREAMED else None
+    return Follower(client, runs, reader, print_line, lambda run: print_state(run, name_it=several)).follow()
 
 
 def _show(runs: list[dict[str, Any]], as_json: bool, is_list: bool) -> None:
@@ -160,10 +172,8 @@ def _show(runs: list[dict[str, Any]], as_json: bool, is_list: bool) -> None:
     if as_json:
         output.print_json(summaries if is_list else summaries[0])
     elif is_list:
-        columns = ("run", "id", "state", "message")
-        output.show(
-            output.make_table(columns, [[summary[name] for name in columns] for summary in summaries])
-        )
+        rows = [[shorten(each["id"]), each["run"], each["state"], each["message"]] for each in summaries]
+        output.show(draw_jobs(["id", "run", "state", "message"], rows))
     else:
         output.show(output.make_value_list(*summaries[0].items()))
 

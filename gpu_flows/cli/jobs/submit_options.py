@@ -10,7 +10,10 @@ from typing import Annotated, Any, get_args
 import typer
 
 from gpu_flows.cli.errors import BadInput
-from gpu_flows.cli.options import parse_assignments
+from gpu_flows.cli.options import duration_option, parse_assignments, quantity_option
+from gpu_flows.common.quantities import parse_megabytes
+from gpu_flows.common.suggestions import did_you_mean
+from gpu_flows.prefect_api.conventions import PriorityClass
 from gpu_flows.runtimes.base import Pull
 from gpu_flows.runtimes.docker.command_launchers import Launcher
 
@@ -27,6 +30,14 @@ def _option(metavar: str, help: str, name: str | None = None) -> Any:
     return typer.Option(*([name] if name else []), metavar=metavar, help=help)
 
 
+def _gigabytes(text: str) -> float:
+    return parse_megabytes(text) / 1024
+
+
+def _memory(help: str) -> Any:
+    return quantity_option("SIZE", f"{help} As 4GB or 512MB; a bare number is GB.", _gigabytes)
+
+
 def _flag(name: str, help: str) -> Any:
     return typer.Option(name, help=help)
 
@@ -37,7 +48,7 @@ class SubmitOptions:
 
     deployment: Annotated[Texts, typer.Argument(help="The name of a deployment, or FLOW/NAME.")] = None
     gpus: Annotated[Count, _option("N", "Number of devices, all at the same time.")] = None
-    memory: Annotated[Number, _option("GB", "Memory that the job needs on each device.")] = None
+    memory: Annotated[Number, _memory("Memory that the job needs on each device.")] = None
     priority: Annotated[Count, _option("N", "Priority; a higher number is more urgent.")] = None
     priority_class: Annotated[
         str | None, _option("NAME", "Priority class: low, normal, high or urgent.", name="--class")
@@ -49,8 +60,8 @@ class SubmitOptions:
     model: Annotated[Texts, _option("PATTERN", "Only GPUs whose model matches; may be repeated.")] = None
     node: Annotated[Texts, _option("PATTERN", "Only nodes whose name matches; may be repeated.")] = None
     span_nodes: Annotated[bool, _flag("--span-nodes", "The devices may be on several nodes.")] = False
-    expected: Annotated[Number, _option("S", "Expected run time in seconds.")] = None
-    deadline: Annotated[Number, _option("S", "Deadline, in seconds after the run is due.")] = None
+    expected: Annotated[Number, duration_option("Expected run time.")] = None
+    deadline: Annotated[Number, duration_option("Deadline, counted from when the run is due.")] = None
     env: Annotated[Texts, _option("K=V", "Environment variable; may be repeated.")] = None
     param: Annotated[Texts, _option("K=V", "Parameter of the flow; may be repeated.")] = None
     directory: Annotated[
@@ -68,14 +79,32 @@ class SubmitOptions:
     ] = ""
     mount: Annotated[Texts, _option("FROM:TO[:ro]", "Mount a folder of the host, where allowed.")] = None
     pull: Annotated[str, _option("WHEN", f"When to pull the image: {_list_choices(Pull)}.")] = ""
-    shm: Annotated[Number, _option("GB", "Shared memory of the container; default 1.")] = None
-    memory_limit: Annotated[Number, _option("GB", "Limit of the container's main memory.")] = None
+    shm: Annotated[Number, _memory("Shared memory of the container; default 1GB.")] = None
+    memory_limit: Annotated[Number, _memory("Limit of the container's main memory.")] = None
     cpus: Annotated[Number, _option("N", "Limit of the container's CPUs.")] = None
     registry_credentials: Annotated[
         str, _option("BLOCK", "Docker Registry Credentials block, for a private image.")
     ] = ""
+    array: Annotated[
+        str,
+        _option(
+            "RANGE",
+            "One job for each index: 1-10, 0-90:10 or 1,3,5-8; {index} stands for it. 1-10%4 runs at most 4.",
+        ),
+    ] = ""
+    sweep: Annotated[
+        Texts,
+        _option("K=V,V", "One job for each value of a parameter, or of {K} in a command; may be repeated."),
+    ] = None
+    after: Annotated[
+        Texts, _option("RUN[,RUN]", "Start only after these runs have completed; may be repeated.")
+    ] = None
+    after_any: Annotated[
+        Texts, _option("RUN[,RUN]", "Start only after these runs have ended, in whatever way.")
+    ] = None
+    hold: Annotated[bool, _flag("--hold", "Let the job wait until `gpu-flows release`.")] = False
     user: Annotated[str, typer.Option(help="The user whose job it is; default: you.")] = ""
-    wait: Annotated[bool, _flag("--wait", "Wait until the job ends; exit code 1 if it fails.")] = False
+    wait: Annotated[bool, _flag("--wait", "Print the output until the job ends.")] = False
 
 
 # Option -> job variable.
@@ -105,11 +134,12 @@ def _write_flag(option: str) -> str:
 # Job variable -> the flag that sets it.
 CONTAINER_FLAGS = {variable: _write_flag(option) for option, variable in _CONTAINER_VARIABLES.items()}
 FLAGS = {variable: _write_flag(option) for option, variable in _JOB_VARIABLES.items()}
-FLAGS |= {"env": "--env", **CONTAINER_FLAGS}
+FLAGS |= {"env": "--env", "hold": "--hold", "after": "--after", "after_any": "--after-any", **CONTAINER_FLAGS}
 
 
 def build_job_variables(options: SubmitOptions) -> dict[str, Any]:
     """The job variables that the options set. Raises BadInput."""
+    _check_choice("--class", options.priority_class or "", PriorityClass)
     _check_choice("--pull", options.pull, Pull)
     _check_choice("--launcher", options.launcher, Launcher)
     values = {
@@ -119,14 +149,16 @@ def build_job_variables(options: SubmitOptions) -> dict[str, Any]:
     values |= {
         "preemptible": False if options.no_preempt else None,
         "may_span_nodes": options.span_nodes or None,
+        "hold": options.hold or None,
         "env": parse_assignments(options.env or [], "--env", str) or None,
     }
-    for variable, value in values.items():
-        if isinstance(value, float) and not math.isfinite(value):
-            raise BadInput(f"{FLAGS[variable]} {value} must be a finite number.")
+    if options.cpus is not None and not math.isfinite(options.cpus):
+        raise BadInput(f"--cpus {options.cpus} must be a finite number.")
     return {variable: value for variable, value in values.items() if value not in (None, "", [])}
 
 
 def _check_choice(flag: str, value: str, choices: Any) -> None:
     if value and value not in get_args(choices):
-        raise BadInput(f"{flag} {value!r} is none of {_list_choices(choices)}.")
+        raise BadInput(
+            f"{flag} {value!r} is none of {_list_choices(choices)}.", did_you_mean(value, get_args(choices))
+        )

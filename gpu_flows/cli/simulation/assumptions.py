@@ -12,10 +12,17 @@ from gpu_flows.cli.options import parse_assignments
 from gpu_flows.cli.simulation.options import SimulationOptions
 from gpu_flows.cli.simulation.policy_choices import split_at_commas
 from gpu_flows.schedulers.model import Node, all_devices
-from gpu_flows.schedulers.simulation.conditions import Conditions, Tiers
+from gpu_flows.schedulers.network.base import NetworkModel
+from gpu_flows.schedulers.network.tables import load_network
+from gpu_flows.schedulers.network.tiers import Tiers
+from gpu_flows.schedulers.prediction.gavel_pairs import gavel_pairs
+from gpu_flows.schedulers.prediction.interference import Interference
+from gpu_flows.schedulers.simulation.conditions import Conditions
 from gpu_flows.schedulers.simulation.profiles import SCHEDULEARN, Profile
 from gpu_flows.schedulers.traces import formats
 from gpu_flows.schedulers.traces.gavel import Throughputs, throughputs
+
+MEASURED = "gavel"  # the slowdowns that Gavel measured
 
 
 def read_world(options: SimulationOptions, nodes: Sequence[Node]) -> Conditions:
@@ -23,8 +30,9 @@ def read_world(options: SimulationOptions, nodes: Sequence[Node]) -> Conditions:
     checkpoint_s, restart_s, migration_s = _read_costs(options)
     return Conditions(
         profile=_read_profile(options, nodes),
-        tiers=_parse_tiers(options.tier_slowdown, _read_slowdowns(options.profile)),
-        interference=options.interference,
+        network=_read_network(options),
+        interference=0.0 if options.interference == MEASURED else _parse_interference(options.interference),
+        pairs=Interference(gavel_pairs()) if options.interference == MEASURED else None,
         checkpoint_s=checkpoint_s,
         restart_s=restart_s,
         migration_s=migration_s,
@@ -34,6 +42,18 @@ def read_world(options: SimulationOptions, nodes: Sequence[Node]) -> Conditions:
         repair_s=3600 * options.repair_hours,
         seed=options.seed,
     )
+
+
+def _parse_interference(text: str) -> float:
+    try:
+        slowdown = float(text)
+    except ValueError:
+        slowdown = -1.0
+    if not 0 <= slowdown < float("inf"):
+        raise BadInput(
+            f"--interference {text!r} is neither a number of at least 0, such as 0.3, nor {MEASURED}."
+        )
+    return slowdown
 
 
 def is_profile_file(profile: str) -> bool:
@@ -54,6 +74,19 @@ def _read_costs(options: SimulationOptions) -> tuple[float, float, float]:
         restart_s or recorded.restart_s,
         migration_s or recorded.migration_s,
     )
+
+
+def _read_network(options: SimulationOptions) -> NetworkModel | None:
+    """The network that the options name: a table, or factors for tiers."""
+    kinds = _read_slowdowns(options.profile)
+    if not options.network:
+        if options.congestion is not None:
+            raise BadInput("--congestion is about a network; name one with --network.")
+        return _parse_tiers(options.tier_slowdown, kinds) if options.tier_slowdown or kinds else None
+    if options.tier_slowdown or kinds:
+        given = "--tier-slowdown" if options.tier_slowdown else f"the slowdowns of profile {options.profile}"
+        raise BadInput(f"--network says how much jobs are slowed down across nodes; leave out {given}.")
+    return load_network(options.network, options.congestion or 1.0)
 
 
 def _parse_tiers(text: str, kinds: dict[str, tuple[float, float]]) -> Tiers:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from gpu_flows.cli.simulation.inputs import Inputs, select_arrivals
 from gpu_flows.cli.simulation.policy_choices import PolicyChoice
 from gpu_flows.schedulers.model import Job, all_devices
+from gpu_flows.schedulers.network.network import Network
 from gpu_flows.schedulers.policy import Policy
-from gpu_flows.schedulers.simulation.conditions import Tiers
 from gpu_flows.schedulers.simulation.summary import Summary
 from gpu_flows.schedulers.traces.alibaba2023 import WHOLE_DEVICE
 
@@ -36,7 +37,7 @@ def _about_jobs(inputs: Inputs, policy: Policy, summary: Summary) -> Iterator[st
         yield {
             "oracle": "It knows the true duration of every job, which no real policy does; see --estimates.",
             "stated": "It knows the durations that the trace states; a job without one counts as endless.",
-            "learned": "It expects the mean duration of earlier jobs of the same user, kind and size.",
+            "learned": "It expects the median that earlier jobs of like users, kinds and sizes suggest.",
         }.get(inputs.options.estimates, "It knows durations with a random error.")
 
 
@@ -57,8 +58,7 @@ def _about_costs(inputs: Inputs, summary: Summary) -> Iterator[str]:
 
 def _about_speed(inputs: Inputs, jobs: Sequence[Job]) -> Iterator[str]:
     conditions = inputs.conditions
-    if len(inputs.nodes) > 1 and any(job.may_span_nodes for job in jobs) and conditions.tiers == Tiers():
-        yield "A job spread over nodes is as fast as on one; see --tier-slowdown."
+    yield from _about_network(inputs, [job for job in jobs if job.may_span_nodes])
     if inputs.options.profile == "none":
         if len({device.model for device in all_devices(inputs.nodes)}) > 1:
             yield "All GPU models are equally fast; see --profile."
@@ -66,6 +66,24 @@ def _about_speed(inputs: Inputs, jobs: Sequence[Job]) -> Iterator[str]:
             yield "Twice the devices are twice as fast for jobs that can be resized; see --profile."
     if unknown := _list_unknown_models(inputs):
         yield f"The profile has no speeds for {unknown}: jobs run there as on {conditions.profile.reference}."
+
+
+def _about_network(inputs: Inputs, jobs: Sequence[Job]) -> Iterator[str]:
+    """What the network does to the jobs that may span nodes."""
+    network = inputs.conditions.network
+    if network is None and len(inputs.nodes) > 1 and jobs:
+        yield "A job spread over nodes is as fast as on one; see --network and --tier-slowdown."
+    if isinstance(network, Network):
+        if network.caveat:
+            yield network.caveat
+        kinds = Counter(job.kind for job in jobs)
+        if unknown := sum(number for kind, number in kinds.items() if not network.models.is_known(kind)):
+            yield (
+                f"{unknown:,} of {len(jobs):,} jobs that may span nodes are of no kind in network table "
+                f"{network.name}: they communicate like {network.models.default}."
+            )
+        if network.contention and jobs:
+            yield "Which jobs send over an uplink at the same time is estimated from what each of them sends."
 
 
 def _list_unknown_models(inputs: Inputs) -> str:
@@ -80,13 +98,19 @@ def _about_sharing(inputs: Inputs, policy: Policy, jobs: Sequence[Job]) -> Itera
     options = policy.options
     if inputs.in_shares:
         yield f"The trace states shares of a GPU: each device has {WHOLE_DEVICE} units, whatever its memory."
-    if getattr(options, "sharing", "") == "shared":
+    if getattr(options, "sharing", "") == "shared" or "memory bound" in policy.needs:
+        conditions = inputs.conditions
         whole = sum(not job.memory_mb for job in jobs)
         if whole:
             yield f"{whole:,} jobs state no memory and get whole devices."
-        if not inputs.conditions.interference:
+        if conditions.pairs:
+            yield "Kinds of jobs that were not measured slow each other down like the usual one that was."
+        elif not conditions.interference:
             yield "Jobs that share a device do not slow each other down; see --interference."
-        yield "Devices are shared by memory alone: how busy they are is not considered."
+        if all(not arrival.memory_mb for arrival in inputs.trace.arrivals):
+            yield "Every job needs exactly the memory that it states: none runs out of memory."
+        if hasattr(options, "sharing"):
+            yield "Devices are shared by memory alone: how busy they are is not considered."
     elif inputs.in_shares:
         yield "A share of a GPU takes a whole one; see --sharing shared."
     elif any(job.memory_mb for job in jobs):

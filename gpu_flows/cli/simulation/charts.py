@@ -26,7 +26,8 @@ def collect_chart_data(label: str, simulation: Simulation, use: DeviceUse) -> Ch
 
 def write_charts(folder: Path, data: Mapping[str, ChartData]) -> None:
     """Write a chart of turnarounds and one of utilization, and a Gantt chart for each policy."""
-    from gpu_flows.analytics.charts.line_charts import draw_turnaround_chart, draw_utilization_chart
+    from gpu_flows.analytics.charts.line_charts import draw_turnaround_chart
+    from gpu_flows.analytics.charts.utilization_chart import draw_utilization_chart
 
     drawn = {
         "turnaround": draw_turnaround_chart({label: policy.turnarounds for label, policy in data.items()}),

@@ -22,10 +22,10 @@ from gpu_flows.cli.simulation.simulate import run_simulation
 
 METRICS = (
     *("finished", "makespan_s", "avg_turnaround_s", "p50_turnaround_s", "p90_turnaround_s"),
-    *("p99_turnaround_s", "avg_queueing_s", "utilization", "allocation", "preemptions", "moves"),
-    "deadlines_missed",
+    *("p99_turnaround_s", "avg_queueing_s", "utilization_percent", "allocation_percent", "preemptions"),
+    *("moves", "ooms", "memory_use_percent", "deadlines_missed", "avg_comm_s", "comm_percent"),
 )
-HIGHER_IS_BETTER = {"finished", "utilization", "allocation"}
+HIGHER_IS_BETTER = {"finished", "utilization_percent", "allocation_percent", "memory_use_percent"}
 OPTIONAL_COLUMNS = ("finished", "p90")  # left out where the terminal is too narrow
 BOUNDS = {"makespan_s": "lower_bound_makespan_s", "avg_turnaround_s": "lower_bound_turnaround_s"}
 
@@ -33,6 +33,7 @@ BOUNDS = {"makespan_s": "lower_bound_makespan_s", "avg_turnaround_s": "lower_bou
 @examples(
     "gpu-flows compare --trace jobs.csv --cluster 15x4 --policies fifo,srtf,tiresias",
     "gpu-flows compare --trace jobs.csv --cluster 15x4 --policies all --best avg_turnaround_s",
+    "gpu-flows compare --trace jobs.csv --cluster 16x8@4 --network realistic --congestion 2",
     "gpu-flows compare --workload bursty:jobs=2000 --cluster 8x8 --policies fifo:placement=any,fifo --json",
 )
 @accepts(SimulationOptions)
@@ -129,6 +130,7 @@ def _draw_row(result: Result, metrics: Sequence[str], is_baseline: bool) -> list
             cells.append(value)
         else:
             style = "green" if (change > 0) == (metric in HIGHER_IS_BETTER) else "red"
-            cells.append(Text.assemble(escape(value), "  ", (f"{100 * change:+.1f}%", style)))
+            shown = ("0.0%", "") if abs(100 * change) < 0.05 else (f"{100 * change:+.1f}%", style)
+            cells.append(Text.assemble(escape(value), "  ", shown))
     cells += [None if gap is None else f"{100 * gap:.1f}%" for gap in result["above_bound"].values()]
     return cells

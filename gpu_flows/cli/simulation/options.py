@@ -33,7 +33,7 @@ class SimulationOptions:
 
     cluster: Annotated[
         str,
-        _option("SPEC", "The cluster: NODESxGPUS[:MODEL[:MEM_GB]], joined by +; or a YAML file with racks."),
+        _option("SPEC", "The cluster: NODESxGPUS[:MODEL[:MEM_GB]][@RACKSIZE], joined by +; or a YAML file."),
     ]
     trace: Annotated[Path | None, _option("FILE", "Take the jobs from a trace or a warehouse.")] = None
     workload: Annotated[str, _option("SPEC", "Generate the jobs, for example poisson:jobs=1000.")] = ""
@@ -81,10 +81,28 @@ class SimulationOptions:
     tier_slowdown: Annotated[
         str, _option("NODES,RACKS", "Slowdown of jobs across nodes and across racks: 1.2,1.5.")
     ] = ""
+    network: Annotated[
+        str,
+        _option(
+            "TABLE",
+            "What communication across nodes and racks costs: `realistic` (NVLink, 100 Gb/s between nodes), "
+            "`dally` (latency decides, as in its paper), or your own YAML file.",
+        ),
+    ] = ""
+    congestion: Annotated[
+        Number,
+        typer.Option(
+            min=1,
+            metavar="X",
+            help="Traffic of others: divides bandwidth and multiplies latency of the network between nodes.",
+        ),
+    ] = None
     interference: Annotated[
-        float,
-        typer.Option(min=0, metavar="X", help="Slowdown by each other job on a shared device, such as 0.3."),
-    ] = 0.0
+        str,
+        _option(
+            "X", "Slowdown by each other job on a shared device, such as 0.3; `gavel`: by kinds, as measured."
+        ),
+    ] = "0"
     restart_seconds: Annotated[float, _seconds("Time to restart a stopped job.")] = 0.0
     migration_seconds: Annotated[float, _seconds("Further time if it restarts on other nodes.")] = 0.0
     checkpoint_seconds: Annotated[float, _seconds("Time to save a job that is stopped.")] = 0.0

@@ -70,6 +70,8 @@ def _find_unfit(
     lacking: dict[str, str] = {}
     if options.estimates == "stated" and not any(job.expected_s for job in jobs):
         lacking["expected duration"] = "no job states its expected duration"
+    if not any(job.memory_mb for job in jobs):
+        lacking["memory bound"] = "no job states its memory"
     if all(job.deadline is None for job in jobs):
         lacking["deadline"] = "no job has a deadline"
     if not any(job.user for job in jobs):

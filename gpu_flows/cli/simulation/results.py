@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -18,18 +19,23 @@ Result = Mapping[str, Any]
 
 FIRST_KEYS = (
     *("policy", "jobs", "finished", "makespan_s", "avg_turnaround_s"),
-    *("p50_turnaround_s", "p90_turnaround_s", "p99_turnaround_s", "avg_queueing_s", "utilization"),
+    *("p50_turnaround_s", "p90_turnaround_s", "p99_turnaround_s", "avg_queueing_s", "utilization_percent"),
     *("preemptions", "lower_bound_makespan_s", "events", "wall_s"),
 )
-LAST_KEYS = ("deadlines", "deadlines_missed")
+LAST_KEYS = ("ooms", "memory_use_percent", "deadlines", "deadlines_missed")
 
 
 def build_result(inputs: Inputs, choice: PolicyChoice, outcome: Outcome) -> dict[str, Any]:
     """The result of one policy, with the most important figures first."""
     options = inputs.options
     limit, best = find_bounds(inputs, choice.anywhere), find_optimum(inputs, choice.anywhere)
+    figures = asdict(outcome.summary)
+    shares = {f"{name}_percent": 100 * figures.pop(name) for name in ("utilization", "allocation", "comm")}
+    memory_use = 100 * figures.pop("memory_use")
+    shares["memory_use_percent"] = math.nan if inputs.in_shares else memory_use  # shares are no memory
     values = {
-        **asdict(outcome.summary),
+        **figures,
+        **shares,
         "policy": choice.label,
         "lower_bound_makespan_s": limit.makespan_s,
         "wall_s": outcome.wall_s,
@@ -40,6 +46,8 @@ def build_result(inputs: Inputs, choice: PolicyChoice, outcome: Outcome) -> dict
         "optimum_proven": best and best.proven,
         "cpu_s": outcome.cpu_s,
         "cluster": options.cluster,
+        "network": inputs.conditions.network and inputs.conditions.network.name,
+        "congestion": options.congestion or 1.0,
         "devices": len(all_devices(inputs.nodes)),
         "trace": inputs.trace.source,
         "placement": getattr(choice.make().options, "placement", None),

@@ -21,7 +21,7 @@ from gpu_flows.cli.simulation.warehouse import check_warehouse
     "gpu-flows simulate --trace jobs.csv --cluster 15x4:V100:16+8x8:A100:80 --policy fifo,srtf --json",
     "gpu-flows simulate --workload poisson:jobs=500 --cluster 3x4 --policy fifo,fifo:skip=true --charts out",
     "gpu-flows simulate --trace ~/.gpu-flows/warehouse.duckdb --cluster 3x4 --policy srtf --jobs-out j.csv",
-    "gpu-flows simulate --trace jobs.csv --cluster racks.yaml --tier-slowdown 1.2,1.5 --warehouse sim.duckdb",
+    "gpu-flows simulate --trace jobs.csv --cluster racks.yaml --network realistic --warehouse sim.duckdb",
 )
 @accepts(SimulationOptions)
 def simulate(options: SimulationOptions, as_json: JsonOption = False) -> None:

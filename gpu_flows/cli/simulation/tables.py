@@ -14,7 +14,7 @@ from gpu_flows.schedulers.simulation.summary import IMPOSSIBLE, UNFINISHED
 TROUBLES_SHOWN = 5
 METRICS = (
     *("finished", "makespan_s", "avg_turnaround_s", "p50_turnaround_s", "p90_turnaround_s"),
-    *("p99_turnaround_s", "avg_queueing_s", "utilization", "preemptions"),
+    *("p99_turnaround_s", "avg_queueing_s", "utilization_percent", "preemptions"),
 )
 _TITLES = {
     "makespan_s": "makespan",
@@ -23,20 +23,31 @@ _TITLES = {
     "preemptions": "preempted",
     "moves": "moved",
     "deadlines_missed": "missed",
+    "ooms": "OOMs",
+    "memory_use_percent": "memory",
+    "comm_percent": "communication",
     "wall_s": "took",
 }
 
 
 def find_title(metric: str) -> str:
     """The title of a metric's column: `makespan_s` is `makespan`, `p90_turnaround_s` is `p90`."""
-    return _TITLES.get(metric, metric.removesuffix("_turnaround_s"))
+    return _TITLES.get(metric, metric.removesuffix("_turnaround_s").removesuffix("_percent"))
 
 
 def choose_extra_metrics(results: Sequence[Result]) -> list[str]:
     """The metrics that get a column only where some result has a value for them."""
-    conditions = {"moves": "moves", "deadlines_missed": "deadlines"}
+    conditions = {
+        "moves": "moves",
+        "ooms": "ooms",
+        "memory_use_percent": "memory_use_percent",
+        "deadlines_missed": "deadlines",
+        "comm_percent": "comm_percent",
+    }
     return [
-        metric for metric, condition in conditions.items() if any(result[condition] for result in results)
+        metric
+        for metric, condition in conditions.items()
+        if any((value := result[condition]) and value == value for result in results)
     ]
 
 
@@ -74,6 +85,9 @@ def _list_limits(result: Result) -> tuple[Limit, ...]:
 def print_heading(inputs: Inputs, result: Result, units: str) -> None:
     cluster = f"{inputs.options.cluster} ({result['devices']:,} devices)"
     print(escape(f"{inputs.trace} on {cluster}, {units}."))
+    if result["network"]:
+        congestion = f", congestion {result['congestion']:g}" if result["congestion"] != 1 else ""
+        print(escape(f"Network: {result['network']}{congestion}."))
     print()
 
 
@@ -85,8 +99,8 @@ def format_value(metric: str, value: Any) -> object:
     """A figure with as many digits as people need; None where there is none."""
     if value is None or value != value:
         return None
-    if metric in ("utilization", "allocation"):
-        return f"{100 * value:.1f}%"
+    if metric.endswith("_percent"):
+        return f"{value:.1f}%"
     if isinstance(value, float):
         return f"{value:,.2f}" if value < 10 else f"{value:,.1f}" if value < 1000 else f"{value:,.0f}"
     return f"{value:,}" if isinstance(value, int) else value

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from dataclasses import fields
 from pathlib import Path
@@ -42,9 +41,7 @@ def load_facts(warehouse: Path, spool: str) -> None:
     try:
         simulated_facts.load_spool(warehouse, Path(spool))
     except WarehouseError as error:
-        # The spool here is a temporary folder, so the note that facts wait in it would be wrong.
-        what = re.split("[;.] facts wait", str(error), flags=re.IGNORECASE)[0]
-        raise CommandError(f"{what}.") from None
+        raise CommandError(error.problem) from None  # no facts wait: the spool here is a temporary folder
 
 
 def check_warehouse(warehouse: Path, spool: str) -> None:

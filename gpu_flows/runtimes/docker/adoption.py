@@ -1,14 +1,16 @@
 """Adopts the containers that an earlier worker launched, and removes those that are no longer needed.
 
 A container carries its launch in its labels. If this worker does not know the attempt, another worker
-launched it, and this worker follows it to its end. Containers are found when the worker starts (`find`)
-and in every health report of a host, for hosts that did not answer at first.
+launched it, and this worker follows it to its end. If it has not started, it is removed: that worker has lost
+the lease, and its start must fail, even if the request is still on its way. Containers are found when the
+worker starts (`find`) and in every health report of a host, for hosts that did not answer at first.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import socket
 import time
 from collections.abc import Callable, Coroutine
@@ -26,11 +28,13 @@ from gpu_flows.runtimes.docker.container_start import has_started
 from gpu_flows.runtimes.docker.host import Host, HostUnreachable
 from gpu_flows.runtimes.docker.host_health import HealthReport, MonitoredHost
 from gpu_flows.runtimes.docker.hosts import DockerHosts
-from gpu_flows.runtimes.docker.output import OutputBuffer, OutputSender
 from gpu_flows.runtimes.docker.running_containers import RunningContainers
+from gpu_flows.runtimes.output import OutputSender
+from gpu_flows.runtimes.output_buffer import OutputBuffer
+
+log = logging.getLogger(__name__)
 
 FIRST_CHECK_S = 20.0
-UNSTARTED_S = 300.0  # a container that has not started for so long after its creation never will
 
 
 class Adoption:
@@ -52,6 +56,7 @@ class Adoption:
         self._on_found, self._may_act = on_found, may_act
         self._has_searched = False
         self._adopting = asyncio.Lock()
+        self._unreadable: set[str] = set()  # containers that were reported as not known
         self._tasks: set[asyncio.Task[None]] = set()
 
     # -- when the worker starts ---------------------------------------------------------------
@@ -76,9 +81,13 @@ class Adoption:
             for monitored in [host for host in hosts.configured() if not host.health.trouble]:
                 with contextlib.suppress(HostUnreachable, APIError):
                     for listed in await monitored.host.call(monitored.health.list_containers):
-                        carried = read_listed_launch(listed)
-                        if carried and self._is_unknown(carried) and listed["State"] != "created":
-                            found.append(await self._adopt(carried, monitored))
+                        carried = self._read_launch(listed, monitored.host)
+                        if not carried or not self._is_unknown(carried):
+                            continue
+                        is_created = listed["State"] == "created"
+                        if is_created and not await self._remove_unless_started(monitored, listed):
+                            continue
+                        found.append(await self._adopt(carried, monitored))
         self._has_searched = True
         return found
 
@@ -129,7 +138,7 @@ class Adoption:
         if report.trouble or not self._has_searched or not self._may_act():
             return
         for listed in report.containers:
-            if launch := read_listed_launch(listed):
+            if launch := self._read_launch(listed, monitored.host):
                 self._check_container(launch, monitored, listed, keep_seconds)
 
     def _check_container(
@@ -139,8 +148,8 @@ class Adoption:
         if self._is_unknown(launch):
             if listed["State"] != "created":
                 self._spawn(self._adopt_late(launch, monitored))
-            elif time.time() - listed["Created"] > UNSTARTED_S:
-                remove()
+            else:
+                self._spawn(self._remove_late(monitored, listed))
         elif not self._running.knows(launch.id):
             # Its end was recorded. If it runs, it counted as lost, and its devices belong to other jobs now.
             with contextlib.suppress(OSError):
@@ -150,11 +159,42 @@ class Adoption:
                 if listed["State"] == "running" or (is_old and not self._checkpoints.needs_container(launch)):
                     remove()
 
+    def _read_launch(self, listed: dict[str, Any], host: Host) -> Launch | None:
+        """Return the launch of a listed container. Say once if it cannot be read."""
+        launch = read_listed_launch(listed)
+        if launch is None and listed["Id"] not in self._unreadable:
+            self._unreadable.add(listed["Id"])
+            name = ", ".join(listed.get("Names") or ()).lstrip("/")
+            log.warning(
+                "Container %s on host %s has this pool's label but cannot be read, so it is left alone and "
+                "its devices count as free. If an older version of gpu-flows launched it, let it end, or "
+                "remove it: docker rm -f %s",
+                name,
+                host.name,
+                name,
+            )
+        return launch
+
     async def _adopt_late(self, launch: Launch, monitored: MonitoredHost) -> None:
         async with self._adopting:
             found = await self._adopt(launch, monitored) if self._is_unknown(launch) else None
         if found:
             self._on_found(found)
+
+    async def _remove_late(self, monitored: MonitoredHost, listed: dict[str, Any]) -> None:
+        await self._remove_unless_started(monitored, listed)
+
+    async def _remove_unless_started(self, monitored: MonitoredHost, listed: dict[str, Any]) -> bool:
+        """Remove a container that has not started. Returns whether it was started meanwhile: Docker then
+        refuses a removal without force. After any other failure, the next health report tries again."""
+        host, container = monitored.host, listed["Id"]
+        try:
+            await host.call(lambda api: api.remove_container(container, v=True))
+        except (HostUnreachable, APIError) as error:
+            if isinstance(error, APIError) and error.status_code == 409:
+                with contextlib.suppress(HostUnreachable, APIError):
+                    return has_started(await host.call(lambda api: api.inspect_container(container)))
+        return False
 
     async def remove(self, host: Host, container: str) -> None:
         with contextlib.suppress(HostUnreachable, APIError):

@@ -21,7 +21,7 @@ from gpu_flows.runtimes.base import End, Launch
 from gpu_flows.runtimes.docker.container_spec import container_name
 from gpu_flows.runtimes.docker.container_start import has_started
 from gpu_flows.runtimes.docker.host import Host, HostUnreachable
-from gpu_flows.runtimes.docker.output import LONGEST_LINE, SECOND, OutputBuffer
+from gpu_flows.runtimes.output_buffer import LONGEST_LINE, SECOND, OutputBuffer
 
 RETRY_S = 0.5
 STREAM_TIMEOUT_S = 30.0  # a stream that is silent for so long is opened again: its connection may be dead

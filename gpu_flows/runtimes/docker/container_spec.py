@@ -12,18 +12,17 @@ from urllib.parse import urlsplit, urlunsplit
 
 from docker import APIClient
 from docker.types import DeviceRequest, LogConfig
-from docker.types import Mount as DockerMount
 
 from gpu_flows.blocks.docker import ContainerRules, DockerHost
 from gpu_flows.checkpoints import contract
 from gpu_flows.runtimes.attempt_store import dump_launch, parse_launch
 from gpu_flows.runtimes.base import Container, Launch, LaunchError, Mount, device_environment
-from gpu_flows.runtimes.docker.host import GpuAccess, Host
+from gpu_flows.runtimes.docker.host import INSTALLATION, GpuAccess, Host
+from gpu_flows.runtimes.docker.mounts import OpenMounts
 from gpu_flows.runtimes.docker.rules import CONTAINER_FOLDER, resolve_mount, with_tag
 
 SECRETS = f"{CONTAINER_FOLDER}/secrets"
 CHECKPOINTS = f"{CONTAINER_FOLDER}/checkpoints"
-INSTALLATION = "gpu-flows.installation"
 _LAUNCH = "gpu-flows.launch"
 _LOCAL_NAMES = ("localhost", "127.0.0.1", "::1", "0.0.0.0")
 FOLDERS = {CONTAINER_FOLDER: 0o755, SECRETS: 0o755}  # created in every container that gets files
@@ -83,6 +82,7 @@ def create_arguments(
     installation: str,
     host: Host,
     rules: ContainerRules,
+    opened: OpenMounts,
     extra_mounts: Sequence[Mount] = (),
 ) -> dict[str, Any]:
     """Return the arguments of `create_container`. The pool's rules do not apply to `extra_mounts`."""
@@ -113,10 +113,7 @@ def create_arguments(
             nano_cpus=round(1e9 * (container.cpus or rules.most_cpus)) or None,
             init=host.has_init() or None,
             log_config=LogConfig(type=LogConfig.types.JSON, config=_LOG_ROTATION),
-            mounts=[
-                DockerMount(m.target, m.source, type="bind", read_only=m.read_only, propagation="rprivate")
-                for m in mounts
-            ],
+            mounts=[opened.to_docker(mount) for mount in mounts],
             device_requests=_device_requests(launch, access),
         ),
     }

@@ -21,6 +21,7 @@ from gpu_flows.runtimes.docker import container_spec
 from gpu_flows.runtimes.docker.container_spec import container_name
 from gpu_flows.runtimes.docker.host import Host, HostUnreachable, retry_unreachable
 from gpu_flows.runtimes.docker.images import pull
+from gpu_flows.runtimes.docker.mounts import OpenMounts
 from gpu_flows.runtimes.docker.rules import check_request
 from gpu_flows.runtimes.docker.tar import make_tar, read_single_file
 
@@ -33,8 +34,8 @@ class StartUnconfirmed(Exception):
 class ContainerStart:
     """What is needed to start the container of one launch.
 
-    `before_start` is called when all is ready: from then on the container may run. `report` gets
-    messages for the job's log.
+    `prepare` does what takes long, such as copying checkpoints. `mark_started` is called when all is ready:
+    from then on the container may run. `report` gets messages for the job's log.
     """
 
     host: Host
@@ -42,8 +43,10 @@ class ContainerStart:
     installation: str
     rules: ContainerRules
     still_wanted: Callable[[], bool]
-    before_start: Callable[[], None]
+    prepare: Callable[[], None]
+    mark_started: Callable[[], None]
     report: Callable[[str], None]
+    opened: OpenMounts
     extra_mounts: Sequence[Mount] = ()
 
     def run(self) -> None:
@@ -61,10 +64,10 @@ class ContainerStart:
             if created.has_run:
                 return
             _copy_files(self.host, self.launch)
-            self._check_rules()  # again: a symbolic link may have been changed since
-            if not self.still_wanted():
-                raise LaunchCancelled("the job was cancelled before it started")
-            self.before_start()
+            self._check_wanted()
+            self.prepare()
+            self._check_wanted()  # the lease may have been lost meanwhile
+            self.mark_started()
             _start(self.host, self.launch)
         except HostUnreachable as error:
             raise NodeUnreachable(f"host {self.host.name} does not answer ({error})") from error
@@ -79,6 +82,10 @@ class ContainerStart:
     def _container(self) -> Container:
         assert self.launch.container is not None
         return self.launch.container
+
+    def _check_wanted(self) -> None:
+        if not self.still_wanted():
+            raise LaunchCancelled("the job was cancelled, or the lease was lost, before it started")
 
     def _check_rules(self) -> None:
         launch, files_are_here = self.launch, self.host.settings.is_here
@@ -104,11 +111,14 @@ class ContainerStart:
         labels = found["Config"].get("Labels") or {}
         if not container_spec.is_same_attempt(self.launch, self.installation, labels):
             raise LaunchError(f"host {self.host.name} has a container {name} that is not ours; remove it")
-        return _Created(found["Id"], has_started(found))
+        created = _Created(found["Id"], has_started(found))
+        if not created.has_run:
+            self.opened.check_created(found)
+        return created
 
     def _create(self, api: APIClient) -> str:
         arguments = container_spec.create_arguments(
-            api, self.launch, self.installation, self.host, self.rules, self.extra_mounts
+            api, self.launch, self.installation, self.host, self.rules, self.opened, self.extra_mounts
         )
         try:
             return str(api.create_container(**arguments)["Id"])
@@ -166,7 +176,10 @@ def _start(host: Host, launch: Launch) -> None:
     except HostUnreachable as error:
         raise StartUnconfirmed(str(error)) from error
     except APIError as error:
-        raise LaunchError(f"Docker on {host.name} cannot start it: {error.explanation}") from error
+        why = str(error.explanation)
+        if "/proc/" in why and "mount local volume" in why:
+            why += ". The engine and the worker have different mounts; mount one of the mount roots itself"
+        raise LaunchError(f"Docker on {host.name} cannot start it: {why}") from error
 
 
 def _remove_unstarted(host: Host, created: _Created | None) -> None:

@@ -26,6 +26,7 @@ T = TypeVar("T")
 GpuAccess = Literal["nvidia", "cdi", "variable"]
 
 CALL_S, HEALTH_CHECK_S, CONNECT_S = 60.0, 5.0, 10.0
+INSTALLATION = "gpu-flows.installation"  # the label that names the pool of a container
 NEWEST_API = "1.50"  # the newest version of Docker's API that this code was written for
 THREADS = 8  # calls at the same time to one host; as many again for long operations
 BACKOFF = Backoff(first_s=0.05, factor=3.0, most_s=2.0, attempts=6)
@@ -45,6 +46,12 @@ class Host:
         self._callers = ThreadPoolExecutor(THREADS, thread_name_prefix=f"docker-{self.name}")
         self._long_callers = ThreadPoolExecutor(THREADS, thread_name_prefix=f"docker-{self.name}-long")
         self._info: dict[str, Any] | None = None
+
+    @property
+    def socket_path(self) -> str:
+        """The path of the engine's socket; empty if the engine is on another machine."""
+        url = self.settings.url or _local_engine()
+        return url.removeprefix("unix:").replace("///", "/") if self.settings.is_here else ""
 
     async def call(self, request: Callable[[APIClient], T], timeout_s: float = CALL_S) -> T:
         """Return the host's answer, without blocking the event loop. Raises HostUnreachable."""

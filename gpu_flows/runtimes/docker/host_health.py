@@ -16,8 +16,7 @@ from typing import Any
 from docker import APIClient
 from docker.errors import APIError
 
-from gpu_flows.runtimes.docker.container_spec import INSTALLATION
-from gpu_flows.runtimes.docker.host import HEALTH_CHECK_S, Host, HostUnreachable
+from gpu_flows.runtimes.docker.host import HEALTH_CHECK_S, INSTALLATION, Host, HostUnreachable
 
 CHECK_INTERVAL_S = 2.0
 FAILURES_UNTIL_DOWN = 2  # in a row

@@ -11,7 +11,7 @@ from docker.errors import APIError
 
 from gpu_flows.runtimes.base import LaunchCancelled, LaunchError, Login
 from gpu_flows.runtimes.docker.host import Host, HostUnreachable
-from gpu_flows.runtimes.docker.rules import with_tag
+from gpu_flows.runtimes.docker.rules import normal_registry, registry_of, with_tag
 
 PROGRESS_INTERVAL_S = 2.0
 _MB = 1024 * 1024
@@ -25,11 +25,9 @@ def pull(
     report: Callable[[str], None],
 ) -> None:
     """Pull the image. Raises LaunchError with the registry's reason. Blocks until the host has it."""
+    auth = _choose_login(image, login, report)
 
     def pull_on_host(api: APIClient) -> None:
-        auth = None
-        if login:
-            auth = {"username": login.username, "password": login.password, "serveraddress": login.registry}
         _follow(
             api.pull(with_tag(image), stream=True, decode=True, auth_config=auth), image, still_wanted, report
         )
@@ -47,6 +45,20 @@ def pull(
     except _PullFailed as error:
         raise LaunchError(_describe_failure(host, image, str(error))) from None
     report(f"Pulled image {image} in {time.monotonic() - began:.1f} s.")
+
+
+def _choose_login(image: str, login: Login | None, report: Callable[[str], None]) -> dict[str, str] | None:
+    """Return the credentials in Docker's form, if they are for the registry of this image. Docker would send
+    them to whatever registry the image's name points at."""
+    if login is None:
+        return None
+    if registry_of(image) != normal_registry(login.registry):
+        report(
+            f"The registry credentials are for {normal_registry(login.registry)} and are not sent to "
+            f"{registry_of(image)}, where {image} comes from."
+        )
+        return None
+    return {"username": login.username, "password": login.password, "serveraddress": login.registry}
 
 
 class _PullFailed(Exception):

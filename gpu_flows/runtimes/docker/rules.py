@@ -16,6 +16,7 @@ from pathlib import Path, PurePosixPath
 
 from gpu_flows.blocks.docker import ContainerRules
 from gpu_flows.runtimes.base import Container, Mount, Refused
+from gpu_flows.runtimes.docker.mounts import outermost_roots
 
 CONTAINER_FOLDER = "/run/gpu-flows"  # holds the files that we copy into a container
 MOST_SHM_MB = 256 * 1024
@@ -26,6 +27,7 @@ _IMAGE = re.compile(
     r"(?::[\w][\w.-]{0,127})?(?:@sha256:[0-9a-f]{64})?"
 )
 _IMAGE_ID = re.compile(r"sha256:.*|[0-9a-f]{64}")  # selects an image whatever its name, past the allow-list
+_DOCKER_HUB = ("", "docker.io", "index.docker.io", "registry-1.docker.io", "registry.hub.docker.com")
 _RESERVED_TARGETS = ("/proc", "/sys", "/dev", CONTAINER_FOLDER)
 _RESERVED_VARIABLES = re.compile(  # decide which devices and drivers a container gets
     r"(NVIDIA|CUDA)_VISIBLE_DEVICES|NVIDIA_(REQUIRE|MIG|IMEX)_\w+"
@@ -83,14 +85,18 @@ def resolve_mount(mount: Mount, roots: Iterable[str], files_are_here: bool) -> M
         raise Refused(f"the container path {clean_target!r} is reserved and cannot be a mount target")
     allowed = [_clean(root) for root in roots if root.startswith("/")]
     if not files_are_here:
-        if _clean(source) in allowed:
+        if _clean(source) in allowed and not any(_is_below(_clean(source), root) for root in allowed):
             return Mount(_clean(source), clean_target, mount.read_only)
         raise Refused(
             f"{source!r} is on another machine, where symbolic links cannot be followed: only the pool's "
             f"mount roots themselves can be mounted there ({', '.join(allowed) or 'none'})"
         )
-    real = os.path.realpath(_clean(source))
-    if not any(_is_under(real, os.path.realpath(root)) for root in allowed):
+    try:
+        real = os.path.realpath(_clean(source))
+    except OSError as error:  # it is being replaced while it is read
+        raise Refused(f"{source!r} cannot be mounted: {error.strerror}") from None
+    safe_roots = outermost_roots(allowed)
+    if not any(_is_under(real, root) for root in safe_roots):
         link = f" leads to {real!r}, which" if real != source else ""
         raise Refused(
             f"{source!r}{link} is not under one of the pool's mount roots ({', '.join(allowed) or 'none'})"
@@ -99,8 +105,8 @@ def resolve_mount(mount: Mount, roots: Iterable[str], files_are_here: bool) -> M
         kind = os.lstat(real).st_mode
     except OSError as error:
         raise Refused(f"{source!r} cannot be mounted: {error.strerror}") from None
-    if not (stat.S_ISDIR(kind) or stat.S_ISREG(kind)):
-        raise Refused(f"{source!r} is neither a directory nor a regular file")
+    if not stat.S_ISDIR(kind) and not (stat.S_ISREG(kind) and real in safe_roots):
+        raise Refused(f"{source!r} is no directory; a file can be mounted only if it is a mount root itself")
     return Mount(real, clean_target, mount.read_only)
 
 
@@ -123,6 +129,24 @@ def with_tag(image: str) -> str:
     return image if has_tag else f"{image}:latest"
 
 
+def registry_of(image: str) -> str:
+    """Return the registry that the image comes from."""
+    return normal_registry(_named_registry(image))
+
+
+def normal_registry(address: str) -> str:
+    """Return a registry's address in its normal form: host and port. Docker Hub has several names."""
+    host = address.rpartition("://")[2].partition("/")[0].lower().removesuffix(":443")
+    return "docker.io" if host in _DOCKER_HUB else host
+
+
+def _named_registry(image: str) -> str:
+    """Return the part of an image's name that Docker takes for a registry; empty if there is none."""
+    first, slash, _ = image.partition("/")
+    is_registry = "." in first or ":" in first or first == "localhost" or first != first.lower()
+    return first if slash and is_registry else ""
+
+
 def _check_image(image: str, allowed: Iterable[str]) -> None:
     if len(image) > 512 or not _IMAGE.fullmatch(image) or _IMAGE_ID.fullmatch(image):
         raise Refused(f"{image!r} is not a valid image name")
@@ -140,9 +164,7 @@ def _spellings(image: str) -> set[str]:
     if at:
         folder, slash, last = name.rpartition("/")
         image = f"{folder}{slash}{last.partition(':')[0]}@{digest}"
-    first, slash, _ = image.partition("/")
-    has_registry = "." in first or ":" in first or first == "localhost" or first != first.lower()
-    full_name = image if slash and has_registry else f"docker.io/{'' if slash else 'library/'}{image}"
+    full_name = image if _named_registry(image) else f"docker.io/{'' if '/' in image else 'library/'}{image}"
     return {image, with_tag(image), with_tag(full_name)}
 
 
@@ -164,3 +186,7 @@ def _has_odd_parts(path: str) -> bool:
 
 def _is_under(path: str, root: str) -> bool:
     return PurePosixPath(path).is_relative_to(root)
+
+
+def _is_below(path: str, root: str) -> bool:
+    return path != root and _is_under(path, root)

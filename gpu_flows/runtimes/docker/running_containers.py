@@ -10,7 +10,7 @@ from gpu_flows.runtimes.base import End, Launch
 from gpu_flows.runtimes.docker.container_follower import ContainerFollower
 from gpu_flows.runtimes.docker.container_spec import container_name
 from gpu_flows.runtimes.docker.host_health import MonitoredHost
-from gpu_flows.runtimes.docker.output import OutputBuffer
+from gpu_flows.runtimes.output_buffer import OutputBuffer
 
 
 @dataclass(slots=True)

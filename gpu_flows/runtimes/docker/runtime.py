@@ -31,11 +31,13 @@ from gpu_flows.runtimes.docker.container_start import ContainerStart, StartUncon
 from gpu_flows.runtimes.docker.host import Host, HostUnreachable
 from gpu_flows.runtimes.docker.host_health import HealthReport, MonitoredHost
 from gpu_flows.runtimes.docker.hosts import DockerHosts
-from gpu_flows.runtimes.docker.output import LogSink, OutputBuffer, OutputSender
+from gpu_flows.runtimes.docker.mounts import OpenMounts
 from gpu_flows.runtimes.docker.rules import CONTAINER_FOLDER
 from gpu_flows.runtimes.docker.running_containers import RunningContainer, RunningContainers
 from gpu_flows.runtimes.docker.tar import make_tar
 from gpu_flows.runtimes.entry import INTENT_FILE
+from gpu_flows.runtimes.output import LogSink, OutputSender
+from gpu_flows.runtimes.output_buffer import OutputBuffer
 
 log = logging.getLogger(__name__)
 
@@ -67,6 +69,7 @@ class DockerRuntime:
         self._checkpoints = CheckpointTransfer(attempt_store, will_resume)
         self._sender = OutputSender(sink)
         self._running = RunningContainers()
+        self._mounts: dict[str, OpenMounts] = {}  # by attempt
         self._hosts = DockerHosts(installation, self._check_containers, on_host)
         self._adoption = Adoption(
             attempt_store, installation, self._running, self._sender, self._checkpoints, on_found, may_act
@@ -118,6 +121,7 @@ class DockerRuntime:
                 monitored.health.check_now()
             await self._sender.drain(launch.id, DRAIN_S)
             self._sender.remove(launch.id)
+            self._close_mounts(launch.id)
             # Not discarded: a container may remain under this attempt number, so it is not used again.
             self._attempt_store.mark_ended(launch)
             raise
@@ -147,15 +151,31 @@ class DockerRuntime:
         def report(text: str) -> None:
             buffer.add_note(text, time.time_ns() // 1000)
 
-        def before_start() -> None:
+        def prepare() -> None:
             if launch.checkpoints:
                 self._checkpoints.prepare(launch, host, self._hosts.find, rules.lost_after_seconds, report)
+
+        def mark_started() -> None:
             self._attempt_store.mark_started(launch)
 
         mounts = checkpoint_mounts(launch, host)
+        opened = self._mounts.setdefault(launch.id, OpenMounts(rules.mount_roots, host.socket_path))
         ContainerStart(
-            host, launch, self.installation, rules, still_wanted, before_start, report, mounts
+            host,
+            launch,
+            self.installation,
+            rules,
+            still_wanted,
+            prepare,
+            mark_started,
+            report,
+            opened,
+            mounts,
         ).run()
+
+    def _close_mounts(self, attempt: str) -> None:
+        if opened := self._mounts.pop(attempt, None):
+            opened.close()
 
     # -- end ----------------------------------------------------------------------------------
 
@@ -166,6 +186,8 @@ class DockerRuntime:
         end = await self._wait_for_end(running)
         if usage := running.monitored.health.usage.get(running.name):
             end = replace(end, peak_memory_mb=usage.peak_memory_mb)
+        if end.exit_code or running.launch.handles_intents:
+            end = replace(end, tail=running.buffer.last_lines())
         if running.buffer.tail_only and (end.exit_code or end.lost):
             running.buffer.release_tail()
         launch, host = running.launch, running.monitored.host
@@ -208,11 +230,17 @@ class DockerRuntime:
         if running and is_unmonitored and not self._checkpoints.needs_container(launch):
             self._adoption.remove_soon(running.monitored.host, running.name)
         self._sender.remove(launch.id)
+        self._close_mounts(launch.id)
         self._attempt_store.mark_ended(launch)
         self._hosts.close_retired(in_use=self._running.hosts())
 
     async def find(self) -> list[Found]:
         return await self._adoption.find(self._hosts)
+
+    def unfollow_all(self) -> None:
+        """Stop following all containers. The next `find` returns those whose end has not been recorded."""
+        for attempt in list(self._running.by_attempt):
+            self._running.forget(attempt)
 
     # -- observation and shutdown -------------------------------------------------------------
 
@@ -222,6 +250,10 @@ class DockerRuntime:
             if usage := running.monitored.health.usage.get(running.name):
                 activity[running.launch.job.id] = usage.activity
         return activity
+
+    def read_output(self, launch: Launch) -> list[str]:
+        running = self._running.by_attempt.get(launch.id)
+        return running.buffer.take_new() if running else []
 
     async def kill_all(self) -> None:
         """Remove all running containers without a grace period."""
@@ -233,6 +265,8 @@ class DockerRuntime:
     async def close(self) -> None:
         """Stop following. Containers go on running, and the next worker adopts them."""
         self._running.close()
+        for attempt in list(self._mounts):
+            self._close_mounts(attempt)
         self._adoption.close()
         await self._sender.close()
         self._hosts.close()

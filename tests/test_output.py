@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,10 +12,11 @@ from pathlib import Path
 import pytest
 from containers import CollectingSink, make_launch
 
+from gpu_flows.runtimes import output, output_buffer
 from gpu_flows.runtimes.base import Launch
-from gpu_flows.runtimes.docker import output
 from gpu_flows.runtimes.docker.container_follower import LineAssembler
-from gpu_flows.runtimes.docker.output import LogLine, OutputBuffer, OutputSender
+from gpu_flows.runtimes.output import LinesRefused, OutputSender
+from gpu_flows.runtimes.output_buffer import LogLine, OutputBuffer
 
 START_NS = 1_790_000_000_000_000_000
 MS = 1_000_000
@@ -78,6 +80,13 @@ def test_lines_with_times_out_of_order_keep_their_order(tmp_path: Path) -> None:
     send_printed(
         tmp_path, [(START_NS + 9, "err"), (START_NS, "out"), (START_NS + 5, "err"), (START_NS + 5, "")]
     )
+
+
+def test_those_who_follow_the_progress_get_the_newest_lines_once(tmp_path: Path) -> None:
+    buffer = OutputBuffer(make_launch("true"), tmp_path, tail_only=True)
+    read(buffer, lines(1200))
+    assert buffer.take_new() == texts(lines(1200))[-500:]
+    assert buffer.take_new() == []
 
 
 def test_a_message_of_the_worker_is_sorted_by_its_time(tmp_path: Path) -> None:
@@ -247,7 +256,7 @@ def test_an_adopted_buffer_waits_until_the_server_can_count_its_lines(tmp_path: 
 def test_too_many_lines_are_cut_at_the_start_with_a_note(tmp_path: Path) -> None:
     sink, launch = CollectingSink(), make_launch("true")
     buffer = OutputBuffer(launch, tmp_path, tail_only=False)
-    read(buffer, lines(output.MOST_PENDING + 10, step_ns=1000))
+    read(buffer, lines(output_buffer.MOST_PENDING + 10, step_ns=1000))
     asyncio.run(send_all(buffer, sink))
     [note] = [line.text for line in sink.lines if line.from_worker]
     assert note.startswith("10,000 lines came too fast")
@@ -329,5 +338,93 @@ def test_only_the_last_state_of_a_progress_bar_is_kept() -> None:
 def test_an_endless_line_is_cut_into_pieces() -> None:
     assembler, time = LineAssembler(), b"2026-01-01T00:00:00Z "
     lines = [text for _ in range(10) for _, text in assembler.add(time + b"x" * 16384)]
-    assert [len(text) for text in lines] == [output.LONGEST_LINE] * 2
-    assert sum(len(text) for _, text in assembler.unfinished()) == 10 * 16384 - 2 * output.LONGEST_LINE
+    assert [len(text) for text in lines] == [output_buffer.LONGEST_LINE] * 2
+    assert sum(len(text) for _, text in assembler.unfinished()) == 10 * 16384 - 2 * output_buffer.LONGEST_LINE
+
+
+# -- a server that refuses --------------------------------------------------------------------
+
+
+class Refuses(CollectingSink):
+    """Refuses requests over a size, as proxies do, and those with the word `poison`, as a server may."""
+
+    def __init__(self, most_bytes: int) -> None:
+        super().__init__()
+        self.most_bytes, self.refusals = most_bytes, 0
+
+    async def send(self, lines: list[LogLine]) -> None:
+        if len(json.dumps([line._asdict() for line in lines])) > self.most_bytes:
+            self.refusals += 1
+            raise LinesRefused("HTTP 413")
+        if any("poison" in line.text for line in lines):
+            raise LinesRefused("HTTP 422")
+        await super().send(lines)
+
+
+def test_no_request_exceeds_the_limit_of_a_proxy(tmp_path: Path) -> None:
+    sink, launches = Refuses(1_000_000), [make_launch("true") for _ in range(5)]
+    wide = [(START_NS + n * MS, "\x01" * output_buffer.LONGEST_LINE) for n in range(8)]
+
+    async def send_all_buffers() -> None:
+        sender = OutputSender(sink)
+        for launch in launches:
+            buffer = OutputBuffer(launch, tmp_path, tail_only=False)
+            read(buffer, wide)
+            sender.add(launch.id, buffer)
+        for launch in launches:
+            await sender.drain(launch.id, 10)
+        await sender.close()
+
+    asyncio.run(send_all_buffers())
+    assert not sink.refusals
+    assert all(sink.texts(launch) == texts(wide) for launch in launches)
+
+
+def test_a_refused_line_is_replaced_and_delays_no_other(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    sink, good, bad = Refuses(20_000), make_launch("true"), make_launch("true")
+    printed = [*lines(300), (START_NS + 500 * MS, "poison"), *lines(300, first=600)]
+    printed[100] = (printed[100][0], "x" * 50_000)
+
+    async def send_both() -> None:
+        sender = OutputSender(sink)
+        for launch, output_lines in ((good, lines(600)), (bad, printed)):
+            buffer = OutputBuffer(launch, tmp_path / launch.id, tail_only=False)
+            (tmp_path / launch.id).mkdir()
+            read(buffer, output_lines)
+            sender.add(launch.id, buffer)
+        for launch in (good, bad):
+            await sender.drain(launch.id, 10)
+        await sender.close()
+
+    asyncio.run(send_both())
+    assert sink.texts(good) == texts(lines(600))
+    expected = texts(printed)
+    expected[100] = "[gpu-flows: the server refused this line of 50,000 characters (HTTP 413)]"
+    expected[300] = "[gpu-flows: the server refused this line of 6 characters (HTTP 422)]"
+    assert sink.texts(bad) == expected
+    assert caplog.text.count("The server refuses a line") == 1
+
+
+def test_a_server_that_accepts_nothing_of_a_run_stops_no_other(tmp_path: Path) -> None:
+    class Deleted(CollectingSink):
+        async def send(self, lines: list[LogLine]) -> None:
+            if any(line.job_id == gone.job.id for line in lines):
+                raise LinesRefused("HTTP 422")
+            await super().send(lines)
+
+    sink, gone, other = Deleted(), make_launch("true"), make_launch("true")
+
+    async def send_both() -> None:
+        sender = OutputSender(sink)
+        for launch in (gone, other):
+            buffer = OutputBuffer(launch, tmp_path, tail_only=False)
+            read(buffer, lines(20))
+            sender.add(launch.id, buffer)
+        await sender.drain(other.id, 10)
+        await sender.drain(gone.id, 10)
+        await sender.close()
+
+    asyncio.run(send_both())
+    assert sink.texts(other) == texts(lines(20))

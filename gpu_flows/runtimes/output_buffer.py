@@ -1,31 +1,27 @@
-"""Sends what containers print to the logs of their runs: every line once, in order, and soon.
+"""The lines of one attempt that are still to be sent, and how far they have arrived.
 
-Docker keeps every line with its time. An `OutputBuffer` holds the lines of one container that are still to
-be sent. The `OutputSender` sends the lines of all containers together, a few times a second, and writes the
-position of the last confirmed line into the attempt's folder.
-
-If sending fails, or a worker is killed before it writes the position, it is unknown which lines arrived.
-The sender then asks the sink how many lines arrived after the confirmed position, and skips that many.
+The lines come from Docker, which keeps each with its time, or from a file. After a restart, and if a stream
+breaks, some of them are read again; the position of the last one tells which.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
+import json
+import logging
 import threading
 from collections import deque
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from gpu_flows.common.files import write_atomically
 from gpu_flows.runtimes.base import Launch
 
-SEND_INTERVAL_S = 0.25
-MOST_LINES = 500  # in one request
-MOST_CHARACTERS = 2_000_000  # in one request
-MOST_PENDING = 20_000  # lines of one container
+MOST_PENDING = 20_000  # lines of one attempt
 LONGEST_LINE = 64_000
 TAIL = 50  # lines kept of a flow that logs to Prefect itself, in case it fails before it can
+LAST = 200  # lines kept of every container, to tell why it failed
+MOST_NEW, LONGEST_NEW = 500, 2_000  # the newest lines that are kept, and characters of each
 OUT_OF_ORDER_S = 2  # a line's time is never earlier than that of a line before it by more than this
 POSITION_FILE = "output.position"
 SECOND = 1_000_000_000
@@ -38,22 +34,17 @@ class LogLine(NamedTuple):
     at_us: int  # microseconds since the epoch
     text: str
     from_worker: bool = False  # a message of the worker about the job, not printed by the job
+    level: int = logging.INFO
 
-
-class LogSink(Protocol):
-    """Where lines are sent to."""
-
-    async def send(self, lines: list[LogLine]) -> None:
-        """Send the lines. Raises an exception if not all of them are known to have arrived."""
-        ...
-
-    async def count_after(self, job_id: str, at_us: int) -> int:
-        """Return how many lines that the job printed after this time have arrived."""
-        ...
+    @property
+    def size(self) -> int:
+        """The most bytes that it takes in a request."""
+        return len(json.dumps(self.text)) + 250
 
 
 class Position(NamedTuple):
     """A position in a container's output: a number of lines since a second, and the latest time among them.
+    In a file it is the number of bytes, in place of the lines.
 
     Docker can return the output since a given second. A time alone is not a position: lines can have the
     same time, and the times of stdout and stderr are not in order.
@@ -88,19 +79,29 @@ class _PendingLine(NamedTuple):
 
 
 class OutputBuffer:
-    """The lines of one container that are still to be sent.
+    """The lines of one attempt that are still to be sent.
 
     With `tail_only`, for a job that logs to Prefect itself, only the last lines are kept and none is sent
-    until `release_tail`. With `adopted`, an earlier worker may have sent some of the lines.
+    until `release_tail`. With `adopted`, an earlier worker may have sent some of the lines. `all_lines` is
+    where a user finds what was printed too fast to be sent.
     """
 
-    def __init__(self, launch: Launch, folder: Path, tail_only: bool, adopted: bool = False) -> None:
+    def __init__(
+        self,
+        launch: Launch,
+        folder: Path,
+        tail_only: bool,
+        adopted: bool = False,
+        all_lines: str = "`docker logs`",
+    ) -> None:
         self.job_id, self.tail_only, self.is_unconfirmed = launch.job.id, tail_only, adopted
-        self._folder = folder
+        self._folder, self._all_lines = folder, all_lines
         self._lock = threading.Lock()
         self._pending: deque[_PendingLine] = deque()
         self._in_flight: list[_PendingLine] = []
         self._tail: deque[tuple[int, str, Position]] = deque(maxlen=TAIL)
+        self._last: deque[str] = deque(maxlen=LAST)
+        self._new: deque[str] = deque(maxlen=MOST_NEW)
         self._dropped = 0
         self._read_to, self.confirmed_us = _load_position(folder)
         if not self.confirmed_us and launch.attempt > 1:  # lines that arrived before are of another attempt
@@ -110,7 +111,19 @@ class OutputBuffer:
         self._counter = _PositionCounter(0)
         self._repeated = 0  # lines that this reading repeats
 
-    # -- from the container -------------------------------------------------------------------
+    # -- from a file --------------------------------------------------------------------------
+
+    @property
+    def read_offset(self) -> int:
+        """The number of bytes of the file that need not be read again."""
+        return self._read_to.lines
+
+    def add_read(self, at_ns: int, text: str, offset: int) -> None:
+        """Add a line of a file that ends at this offset."""
+        with self._lock:
+            self._append(at_ns, text, Position(0, offset, 0))
+
+    # -- from a container ---------------------------------------------------------------------
 
     def start_reading(self) -> int:
         """Return the second from which the output must be read. Lines that were read before are ignored."""
@@ -127,10 +140,24 @@ class OutputBuffer:
                 return
             self._repeated = 0  # Docker may have rotated away some of the lines that were to be repeated
             self._read_to = position
+            self._last.append(text[:LONGEST_NEW])
+            self._new.append(text[:LONGEST_NEW])
             if self.tail_only:
                 self._tail.append((at_ns, text, position))
             else:
                 self._append(at_ns, text, position)
+
+    def last_lines(self) -> str:
+        """Return the last lines that the container printed."""
+        with self._lock:
+            return "\n".join(self._last)
+
+    def take_new(self) -> list[str]:
+        """Return the newest lines since the last call, for those who follow the progress of the job."""
+        with self._lock:
+            new = list(self._new)
+            self._new.clear()
+        return new
 
     def add_note(self, text: str, at_us: int) -> None:
         """Add a message of the worker."""
@@ -160,18 +187,18 @@ class OutputBuffer:
 
     # -- to the sink --------------------------------------------------------------------------
 
-    def next_batch(self, most: int, characters: int) -> list[LogLine]:
+    def next_batch(self, most: int, size: int) -> list[LogLine]:
         """Return the next lines to send: the same ones until they are confirmed."""
         with self._lock:
             if self._dropped and self._pending:
-                note = f"{self._dropped:,} lines came too fast and are not shown; `docker logs` has them."
+                note = f"{self._dropped:,} lines came too fast and are not shown; {self._all_lines} has them."
                 first_us = self._pending[0].line.at_us - 1
                 line = LogLine(self.job_id, first_us, note, from_worker=True)
                 self._pending.appendleft(_PendingLine(line, None))
                 self._dropped = 0
-            while self._pending and len(self._in_flight) < most and characters > 0:
+            while self._pending and len(self._in_flight) < most and size > 0:
                 self._in_flight.append(self._pending.popleft())
-                characters -= len(self._in_flight[-1].line.text)
+                size -= self._in_flight[-1].line.size
             return [pending.line for pending in self._in_flight]
 
     def confirm(self) -> None:
@@ -204,76 +231,6 @@ class OutputBuffer:
     @property
     def is_empty(self) -> bool:
         return not self._pending and not self._in_flight
-
-
-class OutputSender:
-    """Sends the lines of all buffers to the sink."""
-
-    def __init__(self, sink: LogSink) -> None:
-        self._sink = sink
-        self._buffers: dict[str, OutputBuffer] = {}  # by attempt
-        self._finished: set[str] = set()  # attempts whose buffers are removed when they are empty
-        self._task: asyncio.Task[None] | None = None
-
-    def add(self, attempt: str, buffer: OutputBuffer) -> None:
-        self._buffers[attempt] = buffer
-        self._finished.discard(attempt)
-        if self._task is None:
-            self._task = asyncio.ensure_future(self._keep_sending())
-
-    async def drain(self, attempt: str, timeout_s: float) -> None:
-        """Wait until all lines of the attempt have arrived, or the timeout has passed."""
-        buffer, loop = self._buffers.get(attempt), asyncio.get_running_loop()
-        deadline = loop.time() + timeout_s
-        while buffer and not buffer.is_empty and loop.time() < deadline:
-            await asyncio.sleep(SEND_INTERVAL_S / 5)
-
-    def remove(self, attempt: str) -> None:
-        """Remove the attempt's buffer once its remaining lines have been sent."""
-        self._finished.add(attempt)
-
-    async def close(self) -> None:
-        if self._task:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
-
-    async def _keep_sending(self) -> None:
-        pause = SEND_INTERVAL_S
-        while True:
-            await asyncio.sleep(pause)
-            try:
-                is_full = await self._send_batch()
-                pause = 0.0 if is_full else SEND_INTERVAL_S
-            except Exception:  # the server does not answer: the lines stay in their buffers
-                pause = min(2 * pause or SEND_INTERVAL_S, 5.0)
-
-    async def _send_batch(self) -> bool:
-        """Send one request. Returns whether it was full, so that there may be more to send."""
-        self._remove_finished()
-        busy = [buffer for buffer in self._buffers.values() if not buffer.is_empty]
-        for buffer in [buffer for buffer in busy if buffer.is_unconfirmed]:
-            buffer.skip_arrived(await self._sink.count_after(buffer.job_id, buffer.confirmed_us))
-        share = max(1, len(busy))
-        batches = [
-            buffer.next_batch(max(1, MOST_LINES // share), MOST_CHARACTERS // share) for buffer in busy
-        ]
-        lines = [line for batch in batches for line in batch]
-        if lines:
-            try:
-                await self._sink.send(lines)
-            except BaseException:
-                for buffer in busy:
-                    buffer.mark_unconfirmed()
-                raise
-        for buffer in busy:
-            buffer.confirm()
-        return len(lines) >= MOST_LINES
-
-    def _remove_finished(self) -> None:
-        for attempt in list(self._finished):
-            if attempt not in self._buffers or self._buffers[attempt].is_empty:
-                self._finished.discard(attempt)
-                self._buffers.pop(attempt, None)
 
 
 def _load_position(folder: Path) -> tuple[Position, int]:

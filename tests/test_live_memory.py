@@ -1,0 +1,71 @@
+"""GPU memory on a real server with a real worker: it is predicted, shared, exceeded and raised."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+import pytest
+from conftest import eventually
+from live import Pool
+
+from gpu_flows.bootstrap.local_stack import Stack
+
+pytestmark = pytest.mark.slow
+
+USES = f"{sys.executable} -m gpu_flows.devices.simulated_memory --mb {{}} --seconds {{}}"
+
+
+def test_a_job_is_given_the_memory_that_its_like_used_and_shares_a_device(
+    new_stack: Callable[..., Stack],
+) -> None:
+    pool = Pool(new_stack("1x1:T4:16"))
+    pool.save_policy("schedtune")
+    first = pool.command(USES.format(5000, 3))  # of which nothing is known: it gets the whole device
+    pool.until(first, "Completed")
+    pool.until_recorded("select outcome from job_ends", ("completed",))  # before that, its use is learned
+    alike = [pool.command(USES.format(5000, 3)) for _ in range(2)]
+    both = eventually(
+        lambda: (
+            [job for job in pool.status().running if job["id"] in alike]
+            if len(pool.status().running) == 2
+            else []
+        ),
+        "both run on the only device",
+    )
+    for job in both:
+        assert (job["memory"]["how"], job["memory"]["value"]) == ("history", 5000)
+    for run in alike:
+        assert pool.until(run, "Completed", "Failed", "Crashed")["state"]["name"] == "Completed"
+    said = "GPU memory 4.88 GB, at most 5.37 GB (predicted, history"
+    eventually(lambda: all(said in pool.logs(run) for run in alike), "their logs say what was predicted")
+    known = "select how, count(*) from predictions where quantity = 'memory_mb' group by how"
+    pool.until_recorded(known, ("history", 2))
+
+
+def test_a_job_that_runs_out_of_memory_waits_for_more_and_completes(new_stack: Callable[..., Stack]) -> None:
+    pool = Pool(new_stack("1x1:T4:16"))
+    pool.save_policy("fifo", sharing="shared")
+    flow = pool.submit(USES.format(5000, 4), retries=1, gpu_memory_gb=4)  # a flow, which reports itself
+    command = pool.command(USES.format(6000, 4), gpu_memory_gb=4)
+    for run, raised in ((flow, "7.32"), (command, "8.79")):  # half as much again as each needs
+        assert pool.until(run, "Completed", "Crashed", "Refused")["state"]["name"] == "Completed"
+        names = pool.states(run)
+        assert "OutOfMemory" in names, names
+        assert "Failed" not in names, names
+        assert pool.run(run)["run_count"] == 1, "running out of memory is not a retry"
+        said = f"It ran out of GPU memory with 4 GB; it waits for {raised} GB (1 of 2)."
+        eventually(lambda run=run, said=said: said in pool.logs(run), "its log says so")
+    outcomes = eventually(
+        lambda: (
+            len(rows := pool.sql("select job_id, outcome from attempt_ends order by job_id, attempt")) == 4
+            and rows
+        ),
+        "all ends are recorded",
+    )
+    assert sorted(outcomes) == sorted(
+        (run, outcome) for run in (flow, command) for outcome in ("out_of_memory", "completed")
+    )
+    raised = "select count(distinct job_id) from predictions where quantity = 'memory_mb' and how = 'raised'"
+    pool.until_recorded(raised, (2,))
+    pool.until_recorded("select max(peak_mb), any_value(source) from memory_peaks", (6000, "reported"))
