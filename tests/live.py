@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -151,19 +152,27 @@ class Pool:
             data["protection"] = protection
         self.save_block("gpu-scheduler", data)
 
-    def use_policy(self, name: str, **options: Any) -> None:
+    def use_policy(self, name: str, protection: dict[str, Any] | None = None, **options: Any) -> None:
         """Save the scheduler block, and wait until the pool has applied it."""
+        self.save_policy(name, protection, **options)
+        self._until_blocks_are_read()
 
-        def is_used() -> bool:
-            policy = self.status().policy
-            return policy["name"] == name and options.items() <= policy["options"].items()
-
-        self.save_policy(name, **options)
-        eventually(is_used, f"the policy is {name} with {options}")
-
-    def save_rules(self, **rules: Any) -> None:
-        """Change the rules for containers in the cluster block."""
+    def use_rules(self, **rules: Any) -> None:
+        """Change the rules for containers in the cluster block, and wait until the pool has applied them."""
         self.save_block("gpu-cluster", {**self.block("gpu-cluster")["data"], "containers": rules})
+        self.save_block("gpu-scheduler", self.block("gpu-scheduler")["data"])
+        self._until_blocks_are_read()
+
+    def _until_blocks_are_read(self) -> None:
+        """The pool reads the cluster block before the scheduler block, and tells which version of the latter
+        it has read."""
+        saved = datetime.fromisoformat(self.block("gpu-scheduler")["updated"])
+
+        def are_read() -> bool:
+            read = self.status().policy["saved"]
+            return read is not None and datetime.fromisoformat(read) >= saved
+
+        eventually(are_read, "the pool has read its blocks")
 
     def block(self, slug: str) -> dict[str, Any]:
         return dict(self.request("GET", f"/block_types/slug/{slug}/block_documents/name/{self.stack.pool}"))

@@ -22,7 +22,7 @@ def user(new_stack: Callable[..., Stack], tmp_path: Path) -> User:
 
 
 def test_array_dependency_hold_priority_logs_cancel_and_history(user: User) -> None:
-    user.pool.save_policy("priority")
+    user.pool.use_policy("priority")
     blocker = user.submit("--gpus", "2", "--name", "blocker", "--shell", "--", "echo begun; sleep 1000")
     user.pool.until(blocker, "Running")
     follow = [sys.executable, "-m", "gpu_flows.cli", "logs", "blocker", "--follow"]
@@ -88,6 +88,6 @@ def test_all_jobs_are_cancelled_and_a_failed_dependency_refuses(user: User) -> N
     user.run("cancel", "--all", "--yes")
     for run in (after, waiting, blocker):
         user.pool.until(run, "Cancelled")
-    refused = user.run("submit", "--after", "waiting", "--name", "late", "--", "true")
+    refused = user.run("submit", "--wait", "--after", "waiting", "--name", "late", "--", "true")
     assert (refused.code, "Refused" in refused.out) == (1, True), refused
     assert "ended as Cancelled" in user.run("why", "late").out

@@ -112,7 +112,7 @@ def test_why_explains_every_state_of_a_run(user: User) -> None:
     for run in (holder, second):
         user.pool.until(run, "Running")
     user.submit("--name", "patient", "--", "true")
-    refused = user.run("submit", "--gpus", "2", "--name", "too-big", "--", "true")
+    refused = user.run("submit", "--wait", "--gpus", "2", "--name", "too-big", "--", "true")
     assert (refused.code, "largest node has 1" in refused.out) == (1, True), "submit itself tells"
     later = datetime.now(UTC) + timedelta(hours=3)
     state = {"type": "SCHEDULED", "state_details": {"scheduled_time": later.isoformat()}}

@@ -6,10 +6,12 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, cast
 from uuid import uuid4
 
 import pytest
+from conftest import eventually
 from nvml.standin import StandIn
 
 from gpu_flows.devices import claims
@@ -131,6 +133,35 @@ def test_the_gpus_of_a_killed_worker_are_free_at_once(gpus: list[str]) -> None:
     assert standby.claim(gpus[0]) == ""
     assert mine.claim(gpus[0]) == "pool 'night'", "the standby has it now"
     standby.release()
+
+
+LAUNCHER = """
+import asyncio, sys
+from pathlib import Path
+from gpu_flows.devices.claims import MachineClaims, claims_of
+from gpu_flows.runtimes.attempt_store import AttemptStore
+from gpu_flows.runtimes.base import Launch
+from gpu_flows.runtimes.process import ProcessRuntime
+from gpu_flows.schedulers.model import Device, Job
+
+folder, first, second = sys.argv[1:]
+claims = MachineClaims("killed", "night")
+assert not claims.claim(first) and not claims.claim(second)
+line = ("sh", "-c", f"until test -e {folder}/go; do sleep 0.05; done")
+launch = Launch(Job("a"), 1, "night", "fifo", 0.0, (Device(first, "node", 0),), line)
+asyncio.run(ProcessRuntime(AttemptStore(Path(folder)), claims_of).launch(launch))
+"""
+
+
+def test_a_job_that_outlives_its_worker_keeps_its_gpu(gpus: list[str], tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "-c", LAUNCHER, str(tmp_path), *gpus[:2]], check=True)
+    other, successor = MachineClaims("other", "day"), MachineClaims("killed", "night")
+    assert other.claim(gpus[1]) == "", "the other GPU of the worker, which has ended"
+    assert other.claim(gpus[0]) == "pool 'night'"
+    assert successor.claim(gpus[0]) == "", "the next worker of the pool may use it"
+    (tmp_path / "go").touch()
+    eventually(lambda: other.claim(gpus[0]) == "", "it is free after the job")
+    other.release()
 
 
 # -- Docker hosts -----------------------------------------------------------------------------

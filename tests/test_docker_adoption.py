@@ -89,8 +89,8 @@ def test_the_late_start_of_a_worker_that_lost_its_lease_fails(engine: Daemon, tm
 
 def test_an_ended_container_is_kept_for_a_while(engine: Daemon, tmp_path: Path) -> None:
     async def main() -> None:
-        async with open_runtime(tmp_path, engine, rules=ContainerRules(keep_seconds=6)) as docker:
-            launch = shell("echo look; sleep 7")  # longer than it is kept: its end counts, not its output
+        async with open_runtime(tmp_path, engine, rules=ContainerRules(keep_seconds=12)) as docker:
+            launch = shell("echo look; sleep 13")  # longer than it is kept: its end counts, not its output
             await run(docker, launch)
             await asyncio.sleep(1)
             assert container_name(launch) in engine.list_containers()

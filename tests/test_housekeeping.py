@@ -11,7 +11,7 @@ from fake_pool import FakePool, happens, in_event_loop
 
 from gpu_flows.dispatch import execution_runner
 from gpu_flows.worker import housekeeping
-from gpu_flows.worker.housekeeping import after_changes
+from gpu_flows.worker.housekeeping import after_changes, keep_tidy
 
 
 @in_event_loop
@@ -55,3 +55,20 @@ async def test_the_status_is_also_published_without_changes_but_not_all_the_time
         assert await happens(lambda: published >= 5), "nothing changed before the first time"
         publisher.cancel()
     assert time.monotonic() - began > 4 * 0.05
+
+
+@in_event_loop
+async def test_old_files_are_removed_as_soon_as_the_worker_may_act_and_then_again() -> None:
+    """A worker may not act when it starts, and may not run for an hour."""
+    leads, jobs, attempts = False, mock.Mock(), mock.Mock()
+    with (
+        mock.patch.object(housekeeping, "ASK_AGAIN_S", 0.001),
+        mock.patch.object(housekeeping, "TIDY_EVERY_S", 0.001),
+    ):
+        tidying = asyncio.create_task(keep_tidy(jobs, attempts, lambda: leads))
+        await asyncio.sleep(0.02)
+        assert not jobs.retire_old.called, "another worker leads the pool"
+        leads = True
+        assert await happens(lambda: attempts.remove_old.call_count >= 2)
+        assert jobs.remove_retired.call_count >= 2
+        tidying.cancel()

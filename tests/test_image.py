@@ -92,7 +92,7 @@ def test_a_flow_runs_in_the_image(
 ) -> None:
     stack = new_stack("", hosts=[f"one={prefect_engine.url},gpus=2"])
     pool = Pool(stack)
-    pool.save_rules(api_url=reachable(stack.api_url, prefect_engine))
+    pool.use_rules(api_url=reachable(stack.api_url, prefect_engine))
     run = pool.submit("id -u; echo $GPU_FLOWS_GPUS", image=TAG, pull="never", gpus=2)
     ended = pool.until(run, "Completed", "Failed", "Crashed", "Refused")
     assert ended["state"]["name"] == "Completed", (ended["state"], pool.logs(run))

@@ -52,7 +52,7 @@ class BenchmarkPool(Pool):
 def pool(new_stack: Callable[..., Stack]) -> BenchmarkPool:
     stack = new_stack("1x2:GTX 1080 Ti:11")
     pool = BenchmarkPool(stack, flow="train")
-    pool.save_policy("fifo", protection={"min_run_seconds": 7}, skip=True)
+    pool.use_policy("fifo", protection={"min_run_seconds": 7}, skip=True)
     return pool
 
 
@@ -64,8 +64,8 @@ def test_policy_is_restored_as_it_was(pool: BenchmarkPool) -> None:
     pool.until(run, "Completed")
     assert pool.block("gpu-scheduler")["data"] == before
     assert not pool.has_record()
-    rounds = pool.sql("select policy, jobs, disturbed from experiment_summary order by policy")
-    assert rounds == [("round_robin", 1, None), ("sjf", 1, None)]
+    rounds = "select policy, jobs, disturbed from experiment_summary order by policy"
+    pool.until_recorded(rounds, ("round_robin", 1, None), ("sjf", 1, None))
 
 
 def test_edit_by_someone_else_stays_and_marks_the_figures(pool: BenchmarkPool) -> None:

@@ -42,7 +42,7 @@ def test_a_waiting_run(new_stack: Callable[..., Stack]) -> None:
 def test_a_run_that_is_being_launched(new_stack: Callable[..., Stack]) -> None:
     pool = Pool(new_stack())
     run = pool.submit("sleep 600", gpus=4, grace_seconds=1)
-    pool.until(run, "Pending")
+    pool.until(run, "Pending", "Running")  # mostly the first, which is short
     pool.cancel(run)
     pool.until(run, "Cancelled")
     wait_until_released(pool, run)

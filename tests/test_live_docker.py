@@ -55,7 +55,8 @@ def test_a_bare_container_from_the_form(new_stack: Callable[..., Stack], engine:
     assert pool.until(run, *ENDS)["state"]["name"] == "Completed"
     states = [state for state in pool.states(run) if state != "AwaitingGPU"]
     assert states == ["Scheduled", "Pending", "Running", "Completed"]
-    assert sorted(pool.output(run).splitlines()) == ["SIM-one-0,SIM-one-1", "err", "out"]
+    lines = ["SIM-one-0,SIM-one-1", "err", "out"]
+    eventually(lambda: sorted(pool.output(run).splitlines()) == lines, "its output is in its logs")
     ended = pool.until(failing, *ENDS)["state"]
     assert (ended["name"], ended["message"]) == ("Failed", "The command ended with exit code 3.")
     eventually(lambda: "up" in pool.logs(stopped), "its first line is shown while it runs")
@@ -100,8 +101,7 @@ def test_three_hosts_under_two_policies(new_stack: Callable[..., Stack], three_e
     first = [bare(pool, "sleep 1", gpus=1 + number % 4) for number in range(10)]
     for run in first:
         assert pool.until(run, *ENDS)["state"]["name"] == "Completed"
-    pool.save_policy("round_robin")
-    eventually(lambda: pool.status().policy["name"] == "round_robin", "the policy is swapped")
+    pool.use_policy("round_robin")
     second = []
     for number in range(10):  # one after the other, so that each finds all hosts free
         second.append(bare(pool, "sleep 1", gpus=1 + number % 4))
@@ -134,10 +134,11 @@ def test_a_restarted_worker_adopts_its_containers(
     time.sleep(5)
     stack.start_worker()
     assert len(before) == 6
+    lines = [f"line {number}" for number in range(1, 9)]
     for run in runs:
         expected = "Failed" if run == runs[-1] else "Completed"
         assert pool.until(run, *ENDS)["state"]["name"] == expected
-        assert pool.output(run).splitlines() == [f"line {number}" for number in range(1, 9)]
+        eventually(lambda run=run: pool.output(run).splitlines() == lines, "each line arrives once")
         assert pool.states(run).count("Running") == 1
     assert {run: id for run, id in containers(*three_engines).items() if run in runs} == before
     pool.until_recorded("select count(*) from attempt_ends", (6,))
@@ -174,7 +175,7 @@ def test_a_flow_in_a_container(
     need the folder from which the flow was deployed."""
     stack = new_stack("", hosts=[f"one={prefect_engine.url},gpus=4"])
     pool = Pool(stack, flow="command", folder="/only/here")
-    pool.save_rules(api_url=reachable(stack.api_url, prefect_engine))
+    pool.use_rules(api_url=reachable(stack.api_url, prefect_engine))
     run = pool.submit("echo from inside $GPU_FLOWS_GPUS", image="prefect:test", gpus=2)
     assert pool.until(run, *ENDS)["state"]["name"] == "Completed"
     eventually(lambda: "from inside 2" in pool.logs(run), "its log arrives")

@@ -32,7 +32,7 @@ def test_a_container_moves_to_another_host(
     hosts = [f"host-{n}={url},gpus=2{insecure}" for n, url in enumerate(urls, start=1)]
     stack = new_stack("", hosts=hosts)
     pool = Pool(stack, flow="container")
-    pool.save_policy("priority", protection={"min_run_seconds": 0})
+    pool.use_policy("priority", protection={"min_run_seconds": 0})
     form = {"container_image": "bare:test", "command": COUNTS, "required_gpus": 2}
     victim = pool.submit(parameters=form)
     eventually(lambda: "from 0" in pool.logs(victim), "it runs")

@@ -96,7 +96,7 @@ def test_holds_dependencies_and_priorities(new_stack: Callable[..., Stack]) -> N
     early, late = pool.command("true"), pool.command("true")
     cancelled = pool.command("true", hold=True)
     eventually(lambda: list(codes(pool)) == [early, late, cancelled], "three wait")
-    pool.save_policy("priority")
+    pool.use_policy("priority")
     edit(pool, late, priority=5)
     eventually(lambda: list(codes(pool)) == [late, early, cancelled], "the later one comes first")
     pool.cancel(cancelled)
@@ -116,7 +116,7 @@ def test_the_log_and_the_tags_of_a_run_show_where_it_runs(
     new_stack: Callable[..., Stack], tmp_path: Path
 ) -> None:
     pool = Pool(new_stack("1x2:GTX 1080 Ti:11"))
-    pool.save_policy("priority", protection={"min_run_seconds": 0})
+    pool.use_policy("priority", protection={"min_run_seconds": 0})
     script = tmp_path / "job.sh"
     script.write_text(SAVES_AND_STOPS)
     low = pool.command(f"sh {script}", gpus=2)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from conftest import eventually
@@ -20,32 +21,31 @@ def test_a_job_is_given_the_memory_that_its_like_used_and_shares_a_device(
     new_stack: Callable[..., Stack],
 ) -> None:
     pool = Pool(new_stack("1x1:T4:16"))
-    pool.save_policy("schedtune")
+    pool.use_policy("schedtune")
     first = pool.command(USES.format(5000, 3))  # of which nothing is known: it gets the whole device
     pool.until(first, "Completed")
     pool.until_recorded("select outcome from job_ends", ("completed",))  # before that, its use is learned
-    alike = [pool.command(USES.format(5000, 3)) for _ in range(2)]
-    both = eventually(
-        lambda: (
-            [job for job in pool.status().running if job["id"] in alike]
-            if len(pool.status().running) == 2
-            else []
-        ),
-        "both run on the only device",
-    )
+    alike = [pool.command(USES.format(5000, 600)) for _ in range(2)]
+
+    def find_both() -> list[dict[str, Any]]:
+        running = pool.status().running
+        return running if {job["id"] for job in running} == set(alike) else []
+
+    both = eventually(find_both, "both run on the only device")
     for job in both:
         assert (job["memory"]["how"], job["memory"]["value"]) == ("history", 5000)
-    for run in alike:
-        assert pool.until(run, "Completed", "Failed", "Crashed")["state"]["name"] == "Completed"
     said = "GPU memory 4.88 GB, at most 5.37 GB (predicted, history"
     eventually(lambda: all(said in pool.logs(run) for run in alike), "their logs say what was predicted")
     known = "select how, count(*) from predictions where quantity = 'memory_mb' group by how"
     pool.until_recorded(known, ("history", 2))
+    for run in alike:
+        assert pool.state(run) == "Running", "neither ran out of memory"
+        pool.cancel(run)
 
 
 def test_a_job_that_runs_out_of_memory_waits_for_more_and_completes(new_stack: Callable[..., Stack]) -> None:
     pool = Pool(new_stack("1x1:T4:16"))
-    pool.save_policy("fifo", sharing="shared")
+    pool.use_policy("fifo", sharing="shared")
     flow = pool.submit(USES.format(5000, 4), retries=1, gpu_memory_gb=4)  # a flow, which reports itself
     command = pool.command(USES.format(6000, 4), gpu_memory_gb=4)
     for run, raised in ((flow, "7.32"), (command, "8.79")):  # half as much again as each needs

@@ -36,7 +36,7 @@ def test_a_job_gets_its_devices_runs_and_is_recorded(new_stack: Callable[..., St
 
 def test_jobs_get_linked_devices_and_the_addresses_of_their_nodes(new_stack: Callable[..., Stack]) -> None:
     pool = Pool(new_stack("2x4:GTX 1080 Ti:11"))
-    alone = pool.submit("sleep 60")
+    alone = pool.submit("sleep 600")
     pool.until(alone, "Running")  # on the first device
     cluster = pool.block("gpu-cluster")["data"]
     linked = [{**nodes, "links": "nvlink:2"} for nodes in cluster["nodes"]]

@@ -383,6 +383,8 @@ async def test_traces_run_one_at_a_time_and_not_without_limit(
     refused = queue.find(Step("m:c", {}), "3")
     assert refused is not None
     assert "too many" in refused.error
+    while not tracer.calls:
+        await asyncio.sleep(0.001)
     await asyncio.sleep(0.05)
     assert tracer.calls == ["m:a"]
     tracer.gate.set()

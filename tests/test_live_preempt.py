@@ -38,7 +38,7 @@ def lines(path: Path) -> list[str]:
 
 def test_an_urgent_job_preempts_two_and_all_complete(new_stack: Callable[..., Stack], tmp_path: Path) -> None:
     pool = Pool(new_stack("1x4:GTX 1080 Ti:11"))
-    pool.save_policy("priority", protection={"min_run_seconds": 0})
+    pool.use_policy("priority", protection={"min_run_seconds": 0})
     counted = tmp_path / "counted"
     first = pool.submit(COUNTS.format(20, counted), gpus=2, grace_seconds=10)  # as a flow
     second = pool.command(f"sh -c {quote(COUNTS.format(20, counted))}", gpus=2)  # as a bare command
@@ -85,7 +85,7 @@ def test_cancelled_while_preempted_and_a_worker_killed_during_a_preemption(
 ) -> None:
     stack = new_stack("1x2:GTX 1080 Ti:11")
     pool = Pool(stack)
-    pool.save_policy("priority", protection={"min_run_seconds": 0})
+    pool.use_policy("priority", protection={"min_run_seconds": 0})
     asked = tmp_path / "asked"
     script = f"trap 'touch {asked}; sleep 6; exit 85' TERM; while true; do sleep 0.5 & wait $!; done"
     slow_job = pool.submit(script, gpus=1, grace_seconds=20)
@@ -123,7 +123,7 @@ def test_cancelled_while_preempted_and_a_worker_killed_during_a_preemption(
 def test_a_preemption_costs_no_retry(new_stack: Callable[..., Stack], tmp_path: Path) -> None:
     """The job fails in its first try, is preempted in its second, fails again, and completes in its third."""
     pool = Pool(new_stack("1x1:GTX 1080 Ti:11"))
-    pool.save_policy("priority", protection={"min_run_seconds": 0})
+    pool.use_policy("priority", protection={"min_run_seconds": 0})
     tries = tmp_path / "tries"
     line = (
         f"echo $GPU_FLOWS_ATTEMPT >> {tries}; "
@@ -142,7 +142,7 @@ def test_an_elastic_job_shrinks_for_another_and_grows_again(
     new_stack: Callable[..., Stack], tmp_path: Path
 ) -> None:
     pool = Pool(new_stack("1x4:GTX 1080 Ti:11"))
-    pool.save_policy("srtf", elastic=True, protection={"min_run_seconds": 0})
+    pool.use_policy("srtf", elastic=True, protection={"min_run_seconds": 0})
     sizes = tmp_path / "sizes"
     line = f"echo $GPU_FLOWS_GPUS >> {sizes}; trap 'exit 85' TERM; sleep 600 & wait $!"
     size = {"gpus": 2, "min_gpus": 1, "max_gpus": 4, "expected_seconds": 1000}

@@ -29,7 +29,7 @@ def test_srtf_preempts_a_job_whose_output_shows_that_it_is_longer_than_stated(
     new_stack: Callable[..., Stack], tmp_path: Path
 ) -> None:
     pool = Pool(new_stack("1x1:GTX 1080 Ti:11"))
-    pool.save_policy("srtf", protection={"min_run_seconds": 0})
+    pool.use_policy("srtf", protection={"min_run_seconds": 0})
     script = tmp_path / "train.py"
     script.write_text(PRINTS)
     long = pool.command(f"{sys.executable} {script}", expected_seconds=12)

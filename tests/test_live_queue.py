@@ -49,7 +49,7 @@ def test_short_jobs_in_a_long_queue_run_once_each(
     _multiply(server, pool.command(f"sh -c 'echo $GPU_FLOWS_ATTEMPT >> {launches}'"), 249)
     stack.start_worker(PREFECT_WORKER_QUERY_SECONDS="0.2")
     done = "select count(*) from job_ends where outcome = 'completed'"
-    eventually(lambda: pool.sql(done)[0][0] >= 60, "sixty jobs have run", 120)
+    eventually(lambda: pool.sql(done)[0][0] >= 60, "sixty jobs have run", 240)
     stack.stop_worker()
     launched = launches.read_text().split()
     assert len(launched) == len(set(launched))

@@ -132,7 +132,7 @@ async def test_a_policy_of_another_package_plans_in_its_own_process(tmp_path: Pa
         "exits": r"^SystemExit: 3 \(plugin.py, line \d+\)$",
         "dies": "^its process ended with exit code 3$",
         "aborts": "^its process was killed by SIGABRT$",
-        "sleeps": "^it did not plan within 3 s$",
+        "sleeps": "^it did not plan within 8 s$",
         "recurses": "^RecursionError",
         "hoards": "^MemoryError",
     }.items(),
@@ -158,12 +158,12 @@ def test_a_policy_that_misbehaves_loses_its_place_to_fifo(tmp_path: Path, deed: 
         await pool.wait_for_running("before", deed, "after")
         watching.set()
         await watcher
-        assert longest < 2.5, "the event loop went on"
+        assert longest < 6, "the event loop went on"
         assert pool.engine.active_policy.name == "fifo"
         assert re.search(error, pool.engine.policy_error), pool.engine.policy_error
         await pool.dispatcher.close()
 
-    with mock.patch.object(policy_process, "PLAN_WITHIN_S", 3.0):
+    with mock.patch.object(policy_process, "PLAN_WITHIN_S", 8.0):
         check()
 
 

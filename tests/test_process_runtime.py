@@ -99,9 +99,15 @@ def test_the_next_worker_reads_the_exit_code_that_no_worker_saw(tmp_path: Path) 
     assert all(end.ended is not None for _, end in ends.values()), "it ended before the worker looked"
 
 
-DAEMON = (
-    "(env -i setsid sh -c 'sleep 321.5 & exec sleep 321.5' &) ; "  # leaves session, group and environment
-)
+def daemon(seconds: str) -> str:
+    """A shell line whose processes leave session, group and environment."""
+    return f"(env -i setsid sh -c 'sleep {seconds} & exec sleep {seconds}' &) ; "
+
+
+@pytest.fixture
+def seconds() -> str:
+    """A time to sleep that no other process of the machine sleeps."""
+    return f"{300 + time.time_ns() % 10**9 / 10**9:.9f}"
 
 
 def sleepers(seconds: str) -> list[psutil.Process]:
@@ -112,40 +118,40 @@ def sleepers(seconds: str) -> list[psutil.Process]:
     ]
 
 
-def test_nothing_survives_the_job(tmp_path: Path) -> None:
+def test_nothing_survives_the_job(tmp_path: Path, seconds: str) -> None:
     runtime = ProcessRuntime(AttemptStore(tmp_path))
-    script = DAEMON.replace("321.5", "321.25") + "sleep 0.3; exit 4"
+    script = daemon(seconds) + "sleep 0.3; exit 4"
     [end] = asyncio.run(run_all(runtime, make_launch("a", script)))
     assert end.exit_code == 4
-    eventually(lambda: not sleepers("321.25"), "nothing of it runs")
+    eventually(lambda: not sleepers(seconds), "nothing of it runs")
 
 
-def test_nothing_survives_a_job_that_is_killed_after_its_grace_period(tmp_path: Path) -> None:
+def test_nothing_survives_a_job_that_is_killed_after_its_grace_period(tmp_path: Path, seconds: str) -> None:
     async def stop() -> End:
         runtime = ProcessRuntime(AttemptStore(tmp_path))
-        launch = make_launch("a", "trap '' TERM; " + DAEMON + "echo ready; sleep 321.5")
+        launch = make_launch("a", f"trap '' TERM; {daemon(seconds)}echo ready; sleep {seconds}")
         attempt = await runtime.launch(replace(launch, grace_s=0.2))
         output = tmp_path / "attempts" / launch.id / "output.log"
-        while output.read_text() != "ready\n" or len(sleepers("321.5")) < 3:
+        while output.read_text() != "ready\n" or len(sleepers(seconds)) < 3:
             await asyncio.sleep(0.01)
         await runtime.stop(attempt, "cancel")
         return await runtime.wait(attempt)
 
     assert asyncio.run(stop()).exit_code == -9
-    eventually(lambda: not sleepers("321.5"), "nothing of it runs")
+    eventually(lambda: not sleepers(seconds), "nothing of it runs")
 
 
-def test_a_job_dies_with_its_supervisor(tmp_path: Path) -> None:
+def test_a_job_dies_with_its_supervisor(tmp_path: Path, seconds: str) -> None:
     async def kill_supervisor() -> End:
         runtime = ProcessRuntime(AttemptStore(tmp_path))
-        attempt = await runtime.launch(make_launch("a", "sleep 322.5 & echo ready; sleep 322.5"))
-        while len(sleepers("322.5")) < 2:
+        attempt = await runtime.launch(make_launch("a", f"sleep {seconds} & echo ready; sleep {seconds}"))
+        while len(sleepers(seconds)) < 2:
             await asyncio.sleep(0.01)
         os.kill(int(attempt.identifier.partition(":")[2]), signal.SIGKILL)
         return await runtime.wait(attempt)
 
     assert asyncio.run(kill_supervisor()).exit_code == -9
-    eventually(lambda: not sleepers("322.5"), "nothing of it runs")
+    eventually(lambda: not sleepers(seconds), "nothing of it runs")
 
 
 @pytest.mark.parametrize("handles_intents", [True, False])
@@ -194,10 +200,11 @@ def test_a_job_that_removes_its_attempt_folder_is_still_found(tmp_path: Path) ->
 
 def test_a_running_job_without_its_folder_is_found_while_it_runs(tmp_path: Path) -> None:
     store = AttemptStore(tmp_path)
-    launch = make_launch("a", 'rm -rf "$GPU_FLOWS_ATTEMPT_FOLDER"; sleep 30')
+    removed = tmp_path / "removed"
+    launch = make_launch("a", f'rm -rf "$GPU_FLOWS_ATTEMPT_FOLDER"; touch {removed}; sleep 300')
     asyncio.run(ProcessRuntime(store).launch(launch))
-    eventually(lambda: not store.folder(launch).exists(), "the folder is removed")
-    eventually(lambda: (store.folder(launch) / "alive").exists(), "the folder is restored")
+    eventually(removed.exists, "the folder is removed")
+    eventually((store.folder(launch) / "alive").exists, "the folder is restored")
 
     async def adopt() -> tuple[bool, End]:
         runtime = ProcessRuntime(store)

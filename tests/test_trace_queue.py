@@ -7,6 +7,7 @@ import logging
 import os
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import psutil
 import pytest
 from conftest import eventually
 
-from gpu_flows.prediction import trace_process, trace_queue
+from gpu_flows.prediction import trace_process
 from gpu_flows.prediction.trace_process import TraceError, trace_in_process
 from gpu_flows.prediction.trace_queue import Step, TraceQueue
 from gpu_flows.schedulers.prediction.estimate import Estimate
@@ -83,7 +84,7 @@ def test_a_sweep_over_seeds_and_rates_is_traced_once() -> None:
     assert key(batch=16) != key()
 
 
-def test_old_results_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_old_results_are_removed(tmp_path: Path) -> None:
     async def trace_one(name: str) -> TraceQueue:
         queue.find(Step(name, {}, "A100"), "a")
         assert queue._task
@@ -92,8 +93,9 @@ def test_old_results_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
     queue = TraceQueue(tmp_path / "traces", trace, LOG)
     asyncio.run(trace_one("m:old"))
-    monkeypatch.setattr(trace_queue, "KEEP_S", 0.05)
-    time.sleep(0.06)
+    for file in (tmp_path / "traces").glob("*.json"):
+        os.utime(file, (0, 0))
+    queue._results = {key: replace(result, at=0.0) for key, result in queue._results.items()}
     asyncio.run(trace_one("m:new"))
     kept = Step("m:new", {}, "A100").key
     assert [file.stem for file in (tmp_path / "traces").glob("*.json")] == [kept]

@@ -29,7 +29,7 @@ from gpu_flows.schedulers.policy_choice import describe_options, read_choice, wr
 from gpu_flows.schedulers.protection import Protection
 from gpu_flows.worker.status import Status, read_status
 
-TIMEOUT_S = 10.0  # a worker applies a change within a second of its event, or else at its next poll
+TIMEOUT_S = 30.0  # a worker applies a change within a second of its event, or else at its next poll
 
 policy = typer.Typer(rich_markup_mode=None, add_completion=False, help="Show or change the policy of a pool.")
 BlockOption = Annotated[

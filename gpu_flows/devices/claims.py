@@ -1,8 +1,10 @@
 """GPUs belong to one pool at a time: on this machine, and on a Docker host.
 
 On this machine a claim is a Unix socket with an abstract name, which the kernel gives to one process only and
-frees when that process ends, however it ends. A second name beside it tells which pool has the GPU. On a
-Docker host a claim is an empty volume whose labels name the pool; it stays until it is removed there.
+frees when that process ends, however it ends. A second name beside it tells which pool has the GPU. Jobs that
+run as processes inherit the sockets of their GPUs, so that no other pool uses these while a job outlives its
+worker. On a Docker host a claim is an empty volume whose labels name the pool; it stays until it is removed
+there.
 
 A pool may claim a GPU again that it has already: its lease lets only one of its workers act.
 """
@@ -85,6 +87,13 @@ class MachineClaims:
             else:
                 for claim in sockets:
                     claim.close()
+
+
+def claims_of(devices: Iterable[Device]) -> list[int]:
+    """Return the file descriptors of the sockets by which this process has claimed these GPUs."""
+    ids = {device.id for device in devices}
+    shared = MachineClaims._shared.items()
+    return [claim.fileno() for (_, device_id), (claims, _) in shared if device_id in ids for claim in claims]
 
 
 def _bind(name: str) -> socket.socket:

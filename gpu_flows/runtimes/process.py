@@ -23,7 +23,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -44,6 +44,7 @@ from gpu_flows.runtimes.base import (
 )
 from gpu_flows.runtimes.output_tail import OutputTail, read_end
 from gpu_flows.runtimes.process_identity import ProcessIdentity, identity_of, kill_attempt, read_identity
+from gpu_flows.schedulers.model import Device
 
 WORK = "work"
 SILENT_AFTER_S = 120.0  # without a sign of life for so long, an attempt of another machine counts as lost
@@ -52,8 +53,14 @@ SILENT_AFTER_S = 120.0  # without a sign of life for so long, an attempt of anot
 class ProcessRuntime:
     """A `Runtime` whose attempts are processes of this machine."""
 
-    def __init__(self, attempt_store: AttemptStore) -> None:
-        self._attempt_store = attempt_store
+    def __init__(
+        self,
+        attempt_store: AttemptStore,
+        claims_of: Callable[[Iterable[Device]], Sequence[int]] = lambda devices: (),
+    ) -> None:
+        """`claims_of` returns the file descriptors by which this process has claimed devices. An attempt gets
+        those of its own devices, so that they stay claimed while it outlives its worker."""
+        self._attempt_store, self._claims_of = attempt_store, claims_of
         self._children: dict[str, subprocess.Popen[bytes]] = {}
         self._seen_alive: dict[str, ProcessIdentity] = {}  # by attempt
         self._jobs: dict[str, str] = {}  # attempt -> job id
@@ -100,6 +107,7 @@ class ProcessRuntime:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
+                pass_fds=self._claims_of(launch.devices),
             )
 
     def _track(self, launch: Launch, identity: ProcessIdentity, started: float) -> Attempt:

@@ -11,7 +11,7 @@ from gpu_flows.runtimes.attempt_store import AttemptStore
 
 PUBLISH_EVERY_S = 1.0
 PAUSE_FACTOR, SHORTEST_PAUSE_S = 10.0, 0.05  # a status of many jobs takes a while to build
-TIDY_EVERY_S = 3600.0
+TIDY_EVERY_S, ASK_AGAIN_S = 3600.0, 10.0
 
 
 async def after_changes(changed: asyncio.Event) -> AsyncIterator[None]:
@@ -31,10 +31,13 @@ async def after_changes(changed: asyncio.Event) -> AsyncIterator[None]:
 
 
 async def keep_tidy(job_store: JobStore, attempt_store: AttemptStore, may_act: Callable[[], bool]) -> None:
-    """Remove old files from time to time, in a thread: a large directory takes seconds."""
+    """Remove old files from time to time while the worker may act, which it may not right after its start. In
+    a thread, because a large directory takes seconds."""
     while True:
-        if may_act():
-            job_store.retire_old()
-            await asyncio.to_thread(job_store.remove_retired)
-            await asyncio.to_thread(attempt_store.remove_old)
+        if not may_act():
+            await asyncio.sleep(ASK_AGAIN_S)
+            continue
+        job_store.retire_old()
+        await asyncio.to_thread(job_store.remove_retired)
+        await asyncio.to_thread(attempt_store.remove_old)
         await asyncio.sleep(TIDY_EVERY_S)

@@ -30,6 +30,7 @@ from gpu_flows.common.retry import retry
 from gpu_flows.config.block_follower import BlockFollower
 from gpu_flows.config.paths import END_WITH_WORKER, pool_folder
 from gpu_flows.config.pool_blocks import BlockNames
+from gpu_flows.devices.claims import claims_of
 from gpu_flows.devices.memory_peaks import MemoryPeaks
 from gpu_flows.dispatch.dispatcher import Dispatcher
 from gpu_flows.dispatch.job_store import JobStore
@@ -178,7 +179,8 @@ class PoolService:
         )
 
     def _open_processes(self) -> ProcessOutput:
-        return ProcessOutput(ProcessRuntime(self._attempt_store), self._attempt_store, RunLogs(self._client))
+        runtime = ProcessRuntime(self._attempt_store, claims_of)
+        return ProcessOutput(runtime, self._attempt_store, RunLogs(self._client))
 
     def _open_gateway(self) -> PrefectGateway:
         client, make_directory = self._client, self.job_store.make_checkpoint_directory
@@ -233,7 +235,8 @@ class PoolService:
         runs, blocks = (RUN_EVENTS, RUN_EDITED), ["prefect.block-document."]
         keep("Events of runs", lambda: subscribe(runs, sync.on_run_event, log, resource, self._poll_soon))
         keep("Events of the pool", lambda: subscribe(POOL_EVENTS, sync.on_pool_event, log, resource))
-        keep("Events of blocks", lambda: subscribe(blocks, self._on_block_event, log))
+        reread = self._on_block_event
+        keep("Events of blocks", lambda: subscribe(blocks, reread, log, on_connected=reread))
         keep("Writing why runs wait", self._waiting_notes.keep_writing)
         keep("Logging why runs wait", self._waiting_log.keep_writing)
         keep(
@@ -313,7 +316,7 @@ class PoolService:
 
     # -- blocks and hosts ---------------------------------------------------------------------
 
-    def _on_block_event(self, event: Event) -> None:
+    def _on_block_event(self, event: Event | None = None) -> None:
         if self.dispatcher.active:
             self._tasks.start(self._apply_blocks())
 

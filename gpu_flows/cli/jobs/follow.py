@@ -18,7 +18,7 @@ from gpu_flows.common.retry import wait_until
 from gpu_flows.prefect_api.conventions import FINAL_STATES
 
 POLL_S = 0.5
-LATE_LINES_S = 3.0  # a job's last lines may reach the server this long after its last state
+LATE_LINES_S = 5.0  # a job's last lines may reach the server this long after its last state
 
 
 class Follower:
