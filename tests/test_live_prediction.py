@@ -64,12 +64,14 @@ class FakeTracer:
 
     def __init__(self, estimate: Estimate | Exception) -> None:
         self.estimate, self.calls, self.gate = estimate, list[str](), threading.Event()
+        self.gpus: list[tuple[str, int]] = []
         self.gate.set()
 
     def __call__(
-        self, step: str, options: Mapping[str, Any], gpu: str, time_limit_s: float, stop: threading.Event
+        self, step: str, options: Mapping[str, Any], gpu: str, memory_mib: int, **limits: Any
     ) -> Estimate:
         self.calls.append(step)
+        self.gpus.append((gpu, memory_mib))
         assert self.gate.wait(60)
         if isinstance(self.estimate, Exception):
             raise self.estimate
@@ -294,6 +296,7 @@ async def test_a_job_waits_for_its_trace_and_like_jobs_do_not(tmp_path: Path) ->
     open_traces(tmp_path, tracer, again)  # of the next worker
     assert again.prediction.complete(Job("d"), FEATURES, STEP, {}).job.memory_mb == 5500
     assert tracer.calls == [STEP]
+    assert tracer.gpus == [("A100", 40 * 1024)]  # the largest device
 
 
 @in_event_loop

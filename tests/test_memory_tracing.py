@@ -20,13 +20,14 @@ from torch import nn  # noqa: E402
 from gpu_flows.prediction.memory_prediction import predict_step  # noqa: E402
 from gpu_flows.prediction.step import StepError, load_step_function, make_step  # noqa: E402
 from gpu_flows.prediction.trace_process import (  # noqa: E402
+    TracedMemory,
     TraceError,
     TraceOptionError,
     _answer,
     trace_in_process,
 )
 from gpu_flows.prediction.tracing import trace_training  # noqa: E402
-from gpu_flows.schedulers.prediction.gpu_models import UnknownGpuModel, find_gpu_model  # noqa: E402
+from gpu_flows.schedulers.prediction.gpu_models import find_gpu_model  # noqa: E402
 from gpu_flows.schedulers.prediction.memory_trace import (  # noqa: E402
     Allocate,
     Free,
@@ -237,8 +238,25 @@ def test_errors_say_what_is_wrong() -> None:
         make_step(lambda: 3, {}, ())
     with pytest.raises(StepError, match="no optimizer 'Adamw'"):
         trace(linear, optimizer="Adamw")
-    with pytest.raises(UnknownGpuModel, match="Known are"):
-        trace_in_process("a:b", {}, "abacus")
+
+
+def test_a_gpu_that_is_not_known_gets_the_largest_known_context() -> None:
+    def predict(gpu: str, memory_mib: int = 0) -> TracedMemory:
+        return predict_step(f"{__name__}:linear", {"batch": 2**20}, gpu, (), 2, memory_mib)
+
+    known, assumed = predict("B200"), predict("GPU")
+    assert assumed.parts_mib == known.parts_mib
+    assert assumed.parts_mib["context"] > predict("A100").parts_mib["context"]
+    assert "GPU model 'GPU' is not known" in assumed.estimate.detail
+    assert "not known" not in known.estimate.detail
+    assert predict("abacus", 16_000).fits
+    assert not predict("abacus", 1500).fits
+
+
+def test_a_mistyped_gpu_is_not_taken_for_an_unknown_one() -> None:
+    done = gpu_flows("predict", "memory", f"{__name__}:linear", "--gpu", "A1000")
+    assert done.code == 2
+    assert "Known are" in done.err
 
 
 def make_step_on_the_host() -> Any:

@@ -44,7 +44,7 @@ def steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
 
 
-def trace(step: str, options: Mapping[str, Any], gpu: str, time_limit_s: float, stop: Any) -> Estimate:
+def trace(step: str, options: Mapping[str, Any], gpu: str, memory_mib: int, **limits: Any) -> Estimate:
     return Estimate(1, 2, "traced")
 
 

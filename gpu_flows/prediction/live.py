@@ -123,8 +123,9 @@ class LivePrediction:
             return Completed(job)
         job = replace(job, kind=job.kind or find_kind(features))
         device = self._devices.find(job)
-        gpu = device.model if device else ""
-        memory, is_pending = self._predict_memory(job, features, gpu, step, options)
+        gpu, size_mb = (device.model, device.memory_mb) if device else ("", 0)
+        traced_step = Step(step, options, gpu, size_mb) if step else None
+        memory, is_pending = self._predict_memory(job, features, gpu, traced_step)
         if is_pending:
             return Completed(job, True)
         before = self._needs.get(job.id) or Needs(features)
@@ -135,7 +136,7 @@ class LivePrediction:
         return Completed(completed)
 
     def _predict_memory(
-        self, job: Job, features: JobFeatures, gpu: str, step: str, options: Mapping[str, Any]
+        self, job: Job, features: JobFeatures, gpu: str, step: Step | None
     ) -> tuple[Estimate | None, bool]:
         """Return the memory, and whether a trace may still find it."""
         if (raised_mb := self.raised_bound(job.id)) > job.memory_mb:
@@ -146,11 +147,11 @@ class LivePrediction:
             return None, False
         found = self._ask_history(features, gpu)
         if found is None and step and self.traces:
-            traced = self.traces.find(Step(step, options, gpu), job.id)
+            traced = self.traces.find(step, job.id)
             known = self._needs.get(job.id)
             if traced:
                 found = traced.estimate
-                self._tell_failure(job.id, step, traced.error)
+                self._tell_failure(job.id, step.name, traced.error)
             elif known:  # it is in the queue and stays there, with its bound, while its step is traced anew
                 found = known.memory if known.memory and known.memory.how == TRACED else None
             elif self._bound_matters() and self._may_wait(job.id):

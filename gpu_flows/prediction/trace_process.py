@@ -26,7 +26,6 @@ from pathlib import Path
 from typing import Any
 
 from gpu_flows.schedulers.prediction.estimate import Estimate
-from gpu_flows.schedulers.prediction.gpu_models import find_gpu_model
 
 TIME_LIMIT_S = 120.0  # for one trace
 MOST_MEMORY = 16 * 2**30  # bytes of the process; beyond it an allocation fails
@@ -59,15 +58,18 @@ def trace_in_process(
     step: str,
     options: Mapping[str, Any],
     gpu: str,
+    memory_mib: int = 0,
     time_limit_s: float = TIME_LIMIT_S,
     stop: threading.Event | None = None,
 ) -> Estimate:
     """Return the memory, in MiB on the device, of the training that `package.module:function` makes.
 
-    `options` are passed to the function as far as it declares them. Raises TraceError, also soon after
-    another thread has set `stop`, or UnknownGpuModel.
+    `options` are passed to the function as far as it declares them. `memory_mib` is that of the GPU, for one
+    whose model is not known. Raises TraceError, also soon after another thread has set `stop`.
     """
-    return trace_with_parts(step, options, gpu, time_limit_s=time_limit_s, stop=stop).estimate
+    return trace_with_parts(
+        step, options, gpu, memory_mib=memory_mib, time_limit_s=time_limit_s, stop=stop
+    ).estimate
 
 
 def trace_with_parts(
@@ -77,15 +79,16 @@ def trace_with_parts(
     *,
     needed: tuple[str, ...] = (),
     steps: int = STEPS,
+    memory_mib: int = 0,
     time_limit_s: float = TIME_LIMIT_S,
     stop: threading.Event | None = None,
 ) -> TracedMemory:
     """The same with all that is known. An option in `needed` that has no effect is an error."""
-    model = find_gpu_model(gpu)
     request = {
         "step": step,
         "options": dict(options),
-        "gpu": model.name,
+        "gpu": gpu,
+        "memory_mib": memory_mib,
         "needed": list(needed),
         "steps": steps,
     }

@@ -1,7 +1,7 @@
 """Traces of training steps in the background: one at a time, in a process of its own, kept on disk.
 
 A trace takes seconds, so `find` never waits for one: it returns what is known and otherwise queues the trace.
-The key of a result is the step with its options and the GPU model, without options that never change memory.
+The key of a result is the step with its options and the GPU, without options that never change memory.
 Results are traced anew after a day, because the code of a step may change; failures after ten minutes.
 """
 
@@ -33,7 +33,13 @@ _WITHOUT_EFFECT = re.compile(r"(^|_)(seed|lr|learning_rate|momentum|weight_decay
 
 class Tracer(Protocol):
     def __call__(
-        self, step: str, options: Mapping[str, Any], gpu: str, time_limit_s: float, stop: threading.Event
+        self,
+        step: str,
+        options: Mapping[str, Any],
+        gpu: str,
+        memory_mib: int,
+        time_limit_s: float,
+        stop: threading.Event,
     ) -> Estimate:
         """Trace a step in a child process. Blocks until then, or until `stop` is set; raises any error for a
         step that cannot be traced."""
@@ -42,18 +48,19 @@ class Tracer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A training step to trace: an importable callable, the options it gets, and a GPU model."""
+    """A training step to trace: an importable callable, the options it gets, and a GPU."""
 
     name: str  # module:function
     options: Mapping[str, Any] = field(hash=False)
     gpu: str = ""
+    memory_mib: int = 0  # of the GPU; 0 if not known
 
     @property
     def key(self) -> str:
         options = {
             name: value for name, value in self.options.items() if not _WITHOUT_EFFECT.search(name.lower())
         }
-        content = json.dumps([self.name, options, self.gpu], sort_keys=True, default=str)
+        content = json.dumps([self.name, options, self.gpu, self.memory_mib], sort_keys=True, default=str)
         return hashlib.sha256(content.encode()).hexdigest()[:32]
 
 
@@ -117,7 +124,13 @@ class TraceQueue:
     async def _run(self, step: Step) -> Result:
         try:
             estimate = await asyncio.to_thread(
-                self._trace, step.name, step.options, step.gpu, time_limit_s=TIME_LIMIT_S, stop=self._stop
+                self._trace,
+                step.name,
+                step.options,
+                step.gpu,
+                step.memory_mib,
+                time_limit_s=TIME_LIMIT_S,
+                stop=self._stop,
             )
         except Exception as error:  # the step is the code of a user, and may do anything
             why = f"{type(error).__name__}: {error}"

@@ -9,7 +9,7 @@ ones of CUDA 12, not exact.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 KIB, MIB = 1024, 2**20
@@ -125,6 +125,17 @@ def _explain_unknown(name: str, words: frozenset[str]) -> str:
         return f"GPU model {name!r} is not known. Did you mean {near[0]}?"
     known = ", ".join(model.name for model in GPU_MODELS)
     return f"GPU model {name!r} is not known. Known are: {known}."
+
+
+def find_or_assume_gpu_model(name: str, memory_mib: int = 0) -> GpuModel:
+    """Return the GPU model of this name. One that is not known is taken to need as much for its context and
+    workspaces as the model that needs most, so that a prediction of memory is rather too high; its other
+    facts mean nothing. `memory_mib` is its own memory; 0 if that is not known either."""
+    try:
+        return find_gpu_model(name)
+    except UnknownGpuModel:
+        most = max(GPU_MODELS, key=lambda model: model.context_mib)
+        return replace(most, name=name or "GPU", memory_mib=memory_mib or most.memory_mib)
 
 
 def find_context_mib(name: str) -> int:

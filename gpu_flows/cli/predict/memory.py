@@ -27,7 +27,7 @@ from gpu_flows.prediction.trace_process import (
     TraceOptionError,
     trace_with_parts,
 )
-from gpu_flows.schedulers.prediction.gpu_models import GPU_MODELS, UnknownGpuModel, find_gpu_model
+from gpu_flows.schedulers.prediction.gpu_models import GPU_MODELS, GpuModel, UnknownGpuModel, find_gpu_model
 
 DEFAULT_GPU = "A100"
 
@@ -106,21 +106,22 @@ def memory(
     options = {name: value for name, value in given.items() if value is not None}
     options |= parse_assignments(settings or (), "--set", parse_json_or_text)
     try:
+        model = find_gpu_model(gpu or DEFAULT_GPU)  # a mistyped name must not be taken for an unknown GPU
         traced = trace_with_parts(
-            step, options, gpu or DEFAULT_GPU, needed=tuple(options), steps=steps, time_limit_s=time_limit
+            step, options, model.name, needed=tuple(options), steps=steps, time_limit_s=time_limit
         )
     except (UnknownGpuModel, TraceOptionError) as error:
         raise BadInput(str(error)) from error
     except TraceError as error:
         raise CommandError(str(error)) from error
     note_variants(gpu or DEFAULT_GPU)
-    fits_on = _find_fitting(traced)
+    fits_on = _find_fitting(traced, model)
     if as_json:
-        output.print_json(_to_json(step, options, traced, fits_on))
+        output.print_json(_to_json(step, options, traced, model, fits_on))
         return
-    estimate, device = traced.estimate, find_gpu_model(traced.gpu)
+    estimate = traced.estimate
     verdict = "it may not fit" if traced.fits else "it does not fit"
-    if estimate.upper <= device.memory_mib:
+    if estimate.upper <= model.memory_mib:
         verdict = "it fits"
     parts = [f"{part:<14}{mib:>9,.0f} MiB" for part, mib in traced.parts_mib.items() if mib >= 0.5]
     output.show(
@@ -128,16 +129,16 @@ def memory(
             ("memory", f"{estimate.value:,.0f} MiB"),
             ("at most", f"{estimate.upper:,.0f} MiB"),
             ("how", f"{estimate.how}: {steps} steps with fake tensors, in {traced.seconds:.1f} s"),
-            ("on", f"{device.name} with {device.memory_mib:,} MiB: {verdict}"),
+            ("on", f"{model.name} with {model.memory_mib:,} MiB: {verdict}"),
             ("made of", "\n".join(parts)),
             ("fits on", _describe_fitting(fits_on)),
         )
     )
 
 
-def _find_fitting(traced: TracedMemory) -> list[str]:
+def _find_fitting(traced: TracedMemory, taken: GpuModel) -> list[str]:
     """The GPU models on which the upper bound fits. Only the context differs between models here."""
-    torch_upper = traced.estimate.upper - find_gpu_model(traced.gpu).context_mib
+    torch_upper = traced.estimate.upper - taken.context_mib
     return [model.name for model in GPU_MODELS if torch_upper + model.context_mib <= model.memory_mib]
 
 
@@ -147,7 +148,9 @@ def _describe_fitting(names: list[str]) -> str:
     return ", ".join(names) or "none of the known GPU models"
 
 
-def _to_json(step: str, options: dict[str, Any], traced: TracedMemory, fits_on: list[str]) -> dict[str, Any]:
+def _to_json(
+    step: str, options: dict[str, Any], traced: TracedMemory, taken: GpuModel, fits_on: list[str]
+) -> dict[str, Any]:
     return {
         "step": step,
         "options": options,
@@ -155,7 +158,7 @@ def _to_json(step: str, options: dict[str, Any], traced: TracedMemory, fits_on: 
         "memory_mib": traced.estimate.value,
         "upper_mib": traced.estimate.upper,
         "how": traced.estimate.how,
-        "fits": traced.estimate.upper <= find_gpu_model(traced.gpu).memory_mib,
+        "fits": traced.estimate.upper <= taken.memory_mib,
         "parts_mib": traced.parts_mib,
         "fits_on": fits_on,
         "seconds": traced.seconds,
