@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from gpu_flows.schedulers.prediction.gpu_models import (
     GPU_MODELS,
     MIB,
     UnknownGpuModel,
+    find_chip,
     find_gpu_model,
     find_variants,
 )
+from gpu_flows.schedulers.prediction.gpu_speeds import change_by_table
 
 
 @pytest.mark.parametrize(
@@ -61,3 +65,15 @@ def test_a_name_that_stands_for_several_models() -> None:
 def test_workspace_of_cublas_depends_on_the_architecture() -> None:
     assert find_gpu_model("H100").cublas_workspace_bytes == 32 * MIB
     assert find_gpu_model("A100").cublas_workspace_bytes == 8 * MIB + 128 * 1024
+
+
+def test_a_chip_has_one_name_whatever_its_memory() -> None:
+    assert find_chip("Tesla V100-SXM2-32GB") == find_chip("v100") == "v100"
+    assert find_chip("NVIDIA A100 80GB PCIe") == find_chip("A100") == "a100"
+    assert find_chip("RTX 3060 Ti") == "rtx 3060 ti"
+    assert find_chip(" My GPU") == "my gpu"
+
+
+def test_measured_speeds_are_found_by_the_same_names() -> None:
+    assert change_by_table("resnet-50", "Tesla V100-SXM2-16GB", "K80") == pytest.approx(math.log(5.47))
+    assert change_by_table("resnet-50", "P1000", "K80") is None

@@ -30,6 +30,16 @@ def test_a_measured_pair_is_taken_as_it_is_on_its_gpu_model() -> None:
     assert known.slowdown("a", ("b",), "K80") == pytest.approx(2.2)
 
 
+@pytest.mark.parametrize(("smaller", "larger"), [("A10", "A100-SXM4-80GB"), ("L4", "L40S")])
+def test_a_gpu_model_whose_name_begins_like_another_is_not_taken_for_it(smaller: str, larger: str) -> None:
+    known = Interference()
+    known.learn("a", ["b"], f"NVIDIA {smaller}", 1.2)
+    known.learn("a", ["b"], f"NVIDIA {larger}", 2.0)
+    assert known.slowdown("a", ("b",), smaller) == pytest.approx(1.2)
+    assert known.slowdown("a", ("b",), larger.partition("-")[0]) == pytest.approx(2.0)
+    assert len(known.pairs()) == 2
+
+
 def test_on_an_unmeasured_gpu_model_a_pair_has_its_mean() -> None:
     known = Interference([PairExcess("v100", "a", "b", 0.4), PairExcess("k80", "a", "b", 1.2)])
     assert known.slowdown("a", ("b",), "A100") == pytest.approx(1.8)

@@ -117,6 +117,16 @@ def find_variants(name: str) -> list[GpuModel]:
     return [model for model, count in zip(found, matches, strict=True) if count == max(matches)]
 
 
+@lru_cache(maxsize=1024)
+def find_chip(name: str) -> str:
+    """Return one name, in small letters, for all that is written of a GPU whatever its memory: `a100` for
+    `A100 80GB` and `NVIDIA A100-SXM4-40GB`. A name that is not known stands for itself."""
+    try:
+        return re.sub(r" \d+gb$", "", find_gpu_model(name).name.lower())
+    except UnknownGpuModel:
+        return name.strip().lower()
+
+
 def _explain_unknown(name: str, words: frozenset[str]) -> str:
     near = [model.name for model in GPU_MODELS if words and words <= _split(model.name)]
     if len(near) > 1:

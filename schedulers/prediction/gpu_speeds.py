@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
-from gpu_flows.schedulers.prediction.gpu_models import UnknownGpuModel, find_gpu_model
+from gpu_flows.schedulers.prediction.gpu_models import UnknownGpuModel, find_chip, find_gpu_model
 
 Expected = Callable[[str, str, str], float]  # family of networks, from, to -> change of log duration
 
@@ -32,11 +32,10 @@ def change_by_table(
 ) -> float | None:
     """Return the change of log duration by measured speeds; None if a GPU model was not measured. An unknown
     family of networks gets the geometric mean of all."""
+    here, there = find_chip(source), find_chip(target)
     rows = [speeds for name, speeds in table.items() if _same_name(name, family)] or list(table.values())
     changes = [
-        math.log(speeds[here] / speeds[there])
-        for speeds in rows
-        if (here := _find_model(source, speeds)) and (there := _find_model(target, speeds))
+        math.log(speeds[here] / speeds[there]) for speeds in rows if here in speeds and there in speeds
     ]
     return sum(changes) / len(changes) if changes else None
 
@@ -61,11 +60,6 @@ def expected_change(family: str, source: str, target: str) -> float:
 
 def _same_name(name: str, family: str) -> bool:
     return name.replace("-", "") == family.lower().replace("-", "").replace("_", "")
-
-
-def _find_model(name: str, speeds: Mapping[str, float]) -> str:
-    """Return the table's name of a GPU model such as `Tesla V100-SXM2-16GB`; empty if it has none."""
-    return next((model for model in speeds if model in name.lower()), "")
 
 
 class SpeedRatios:

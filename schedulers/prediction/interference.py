@@ -24,6 +24,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from gpu_flows.schedulers.model import Job
+from gpu_flows.schedulers.prediction.gpu_models import find_chip
 
 TAKING_TURNS = 1.0  # the excess of a job that gets every second turn
 LEAST = 0.1  # added to excesses before their logarithm is taken: many are 0
@@ -55,7 +56,7 @@ class Interference:
     """Predicts slowdowns, and learns from measured ones."""
 
     def __init__(self, measured: Iterable[PairExcess] = ()) -> None:
-        # (kind, beside) -> GPU model -> mean excess and number of measurements
+        # (kind, beside) -> GPU model (as `find_chip` names it) -> mean excess and number of measurements
         self._pairs: dict[tuple[str, str], dict[str, tuple[float, float]]] = {}
         self._measured_models: set[str] = set()
         self._fits: dict[str, _Fit] = {}  # by GPU model; "" is any
@@ -79,12 +80,12 @@ class Interference:
         """Learn from a run beside jobs of those kinds. Of the excess, each of them caused as much as is
         predicted in proportion."""
         excess = max(0.0, slowdown - 1.0)
-        known = self._find_model(model)
-        expected = [self._excess(kind, other, known) for other in beside] if len(beside) > 1 else [1.0]
+        chip = find_chip(model)
+        expected = [self._excess(kind, other, chip) for other in beside] if len(beside) > 1 else [1.0]
         total = sum(expected)
         for other, part in zip(beside, expected, strict=True):
             share = part / total if total else 1 / len(beside)
-            self._add(PairExcess(known or model.lower(), kind, other, excess * share))
+            self._add(PairExcess(chip, kind, other, excess * share))
 
     def prepare(self) -> None:
         """Fit now what predictions need, so that the first of them is as quick as the others."""
@@ -105,22 +106,18 @@ class Interference:
         """Return the excess, and remember it."""
         if len(self._predicted) >= MOST_REMEMBERED:
             self._predicted.clear()
-        found = self._predicted[kind, other, model] = self._excess(kind, other, self._find_model(model))
+        found = self._predicted[kind, other, model] = self._excess(kind, other, find_chip(model))
         return found
 
     def _add(self, pair: PairExcess) -> None:
         by_model = self._pairs.setdefault((pair.kind, pair.beside), {})
-        mean, weight = by_model.get(pair.model, (0.0, 0.0))
+        chip = find_chip(pair.model)
+        mean, weight = by_model.get(chip, (0.0, 0.0))
         total = weight + pair.weight
-        by_model[pair.model] = ((mean * weight + pair.excess * pair.weight) / total, total)
-        self._measured_models.add(pair.model)
+        by_model[chip] = ((mean * weight + pair.excess * pair.weight) / total, total)
+        self._measured_models.add(chip)
         self._fits.clear()
         self._predicted.clear()
-
-    def _find_model(self, model: str) -> str:
-        """Return the measured model whose name is part of this one (`v100` of `Tesla V100-SXM2`), or none."""
-        named = model.lower()
-        return max((known for known in self._measured_models if known in named), key=len, default="")
 
     def _excess(self, kind: str, other: str, model: str) -> float:
         by_model = self._pairs.get((kind, other))
@@ -136,6 +133,7 @@ class Interference:
         return max(0.0, math.exp(logarithm) - LEAST)
 
     def _fit(self, model: str) -> _Fit:
+        model = model if model in self._measured_models else ""
         fit = self._fits.get(model)
         if fit is None:
             pairs = [pair for pair in self.pairs() if not model or pair.model == model]
