@@ -9,8 +9,10 @@ import time
 
 import pytest
 
+from gpu_flows.schedulers.prediction import gpu_speeds
 from gpu_flows.schedulers.prediction.durations import DurationPredictor
 from gpu_flows.schedulers.prediction.estimate import Estimate, JobFeatures
+from gpu_flows.schedulers.prediction.gpu_speeds import SpeedRatios
 from gpu_flows.schedulers.prediction.weighted_quantiles import FadingHistogram, find_quantiles
 from gpu_flows.schedulers.prediction.work_amount import Work, find_work
 
@@ -173,3 +175,16 @@ def test_an_estimate_takes_well_under_a_millisecond() -> None:
     for number in range(200):
         predictor.estimate(features(user="1", model="1", epochs=number + 1), "A100", 1)
     assert (time.process_time() - began) / 200 < 0.002
+
+
+def test_ratios_of_kinds_not_seen_for_long_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_speeds, "MOST_KINDS", 4)  # two kinds, each with both directions
+    ratios = SpeedRatios(lambda family, source, target: 0.0)
+    for kind in ("old", "kept", "new", "kept"):
+        ratios.learn(kind, "T4", "A100", -1.0)
+    everyone = ratios.change("", "", "T4", "A100")
+    assert everyone < -0.5
+    assert ratios.change("old", "", "T4", "A100") == everyone
+    assert ratios.change("kept", "", "T4", "A100") < everyone
+    stored = SpeedRatios.from_json(ratios.to_json())
+    assert stored.to_json() == ratios.to_json()

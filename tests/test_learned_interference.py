@@ -13,12 +13,14 @@ import pytest
 from analytics_history import History, T
 
 from gpu_flows.analytics.facts import FeaturesSeen
+from gpu_flows.prediction.predictor_store import PredictorStore
 from gpu_flows.prediction.warehouse_rows import read_runs
 from gpu_flows.schedulers.engine import Engine
 from gpu_flows.schedulers.model import Job
 from gpu_flows.schedulers.policies.fifo import Fifo
 from gpu_flows.schedulers.policy import Slowdown
-from gpu_flows.worker.prediction_setup import keep_predictors, load_interference
+from gpu_flows.worker import prediction_setup
+from gpu_flows.worker.prediction_setup import Loaded, keep_predictors, load_interference
 
 pytest_plugins = ["command_line.fixtures"]
 
@@ -77,6 +79,45 @@ def test_runs_are_read_with_their_devices_kind_and_work(tmp_path: Path) -> None:
     assert (first.is_whole, second.is_whole) == (False, False), "each did a part of the work"
     assert first.unit == '{"lr": 0.1}', "without an amount of work, only the same parameters compare"
     assert (unknown.kind, unknown.is_whole) == ("f", False)
+
+
+@pytest.mark.usefixtures("own_home")
+def test_what_cannot_be_loaded_is_tried_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    tried: list[Path] = []
+    interference: Any = SimpleNamespace(of_jobs="slowdown")
+
+    def load(store: PredictorStore, database: Path) -> Loaded:
+        tried.append(database)
+        if len(tried) == 1:
+            raise TypeError("a row without a time")
+        none: Any = None
+        return Loaded(none, none, none, interference, frozenset())
+
+    monkeypatch.setattr(prediction_setup, "load_predictors", load)
+    monkeypatch.setattr(prediction_setup, "LOOK_EVERY_S", 0.0)
+    given: list[Any] = []
+
+    def set_slowdown(slowdown: Slowdown) -> None:
+        given.append(slowdown)
+        if len(given) == 1:
+            raise ValueError("not yet")
+
+    async def keep() -> None:
+        prediction: Any = SimpleNamespace(learn_again=lambda job_ids: None)
+        log = logging.getLogger(__name__)
+        async with asyncio.timeout(60):
+            task = asyncio.create_task(keep_predictors(prediction, set_slowdown, lambda: Path("w"), log))
+            while len(given) < 2:
+                await asyncio.sleep(0.01)
+            await asyncio.sleep(0.05)
+            task.cancel()
+
+    asyncio.run(keep())
+    assert given == ["slowdown"] * 2, "once more after the error, and not again after the success"
+    assert len(tried) == 3
+    assert "a row without a time" in caplog.text
 
 
 @pytest.mark.usefixtures("own_home")

@@ -8,13 +8,14 @@ import logging
 import threading
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from fake_pool import happens, in_event_loop
 
 from gpu_flows.cli.jobs.needs import describe_time, mark_time
-from gpu_flows.prediction import trace_queue
+from gpu_flows.prediction import live, trace_queue
 from gpu_flows.prediction.live import LivePrediction
 from gpu_flows.prediction.trace_queue import Step, TraceQueue
 from gpu_flows.schedulers.cluster.spec import declare
@@ -322,6 +323,23 @@ async def test_after_its_wait_a_job_enters_without_a_bound(tmp_path: Path) -> No
     tracer.gate.set()
     await until_ready(lab, 2)  # a job that still waits in the queue gets its bound after all
     assert lab.ready[-1] == {"a"}
+
+
+@in_event_loop
+async def test_deadlines_of_cancelled_jobs_are_forgotten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tracer, lab = FakeTracer(Estimate(5000, 5500, "traced")), Lab()
+    open_traces(tmp_path, tracer, lab)
+    tracer.gate.clear()
+    now = 1000.0
+    monkeypatch.setattr(live, "time", SimpleNamespace(monotonic=lambda: now))
+    for name in ("cancelled", "cancelled too"):
+        assert lab.prediction.complete(Job(name), FEATURES, STEP, {}).is_pending
+    now += lab.prediction.options.wait_seconds + live.KEEP_DEADLINE_S + 1
+    assert lab.prediction.complete(Job("a"), FEATURES, STEP, {}).is_pending
+    assert list(lab.prediction._deadlines) == ["a"]
+    tracer.gate.set()
 
 
 @in_event_loop

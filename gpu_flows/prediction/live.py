@@ -34,6 +34,7 @@ MOST_ENDS = 1000  # latest ends, which new predictors may not have learned
 STATED, RAISED, TRACED, HISTORY = "stated", "raised", "traced", "history"
 PROGRESS = "progress"
 LEARNED = ("features", HISTORY)  # how a learned predictor answers
+KEEP_DEADLINE_S = 600.0  # after it has passed; the job was cancelled, or is completed at once
 NOTICEABLE = 0.1  # change of an estimate, as a part of it
 MEMORY, TIME = "memory_mb", "expected_s"  # names of fields of a job
 
@@ -184,10 +185,16 @@ class LivePrediction:
         """Return whether the job still waits for its trace. It is completed at its deadline at the latest."""
         now = time.monotonic()
         if job_id not in self._deadlines:
+            self._forget_deadlines(now - KEEP_DEADLINE_S)
             wait_s = self.options.wait_seconds
             self._deadlines[job_id] = now + wait_s
             asyncio.get_running_loop().call_later(wait_s + 0.01, self.on_ready, {job_id})
         return now < self._deadlines[job_id]
+
+    def _forget_deadlines(self, before: float) -> None:
+        """Forget deadlines of jobs that nobody has asked for since: they were cancelled."""
+        while self._deadlines and self._deadlines[oldest := next(iter(self._deadlines))] < before:
+            del self._deadlines[oldest]
 
     def _predict_time(self, job: Job, features: JobFeatures, gpu: str) -> Estimate | None:
         if job.expected_s:

@@ -76,7 +76,7 @@ async def keep_predictors(
     find_database: Callable[[], Path | None],
     log: logging.Logger,
 ) -> None:
-    """Load the predictors, and load them again whenever there is a new version."""
+    """Load the predictors, and load them again whenever there is a new version. What fails is tried again."""
     store, version = PredictorStore(predictor_folder()), None
     while True:
         try:
@@ -87,10 +87,12 @@ async def keep_predictors(
                 prediction.features, prediction.version = loaded.features, current
                 prediction.history, prediction.durations = loaded.history, loaded.durations
                 prediction.learn_again(loaded.job_ids)
-                version = current
                 set_slowdown(loaded.interference.of_jobs)
+                version = current
         except (StoreError, QueryError) as error:
             log.warning("The predictors were not loaded: %s", error)
+        except Exception:  # files and rows may hold anything; loading takes seconds, so not again at once
+            log.exception("The predictors were not loaded")
         await asyncio.sleep(LOOK_EVERY_S)
 
 

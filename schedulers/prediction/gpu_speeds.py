@@ -25,6 +25,7 @@ Measured for Gavel (OSDI 2020), physical_cluster_throughputs.json of github.com/
 MIT License, Copyright (c) 2020 Stanford Future Data Systems; its permission notice is in gavel_pairs.json."""
 
 PRIOR = 3.0  # observations that a ratio from a wider group is worth
+MOST_KINDS = 20_000  # ratios of single kinds of jobs; beyond this the least recently learned are forgotten
 
 
 def change_by_table(
@@ -68,14 +69,19 @@ class SpeedRatios:
 
     def __init__(self, expected: Expected = expected_change) -> None:
         self._expected = expected  # before any job showed it
-        self._seen: dict[tuple[str, str, str], tuple[float, float]] = {}  # kind, from, to -> count, mean
+        # kind, from, to -> count, mean; those of all kinds ("") are few and stay
+        self._all: dict[tuple[str, str, str], tuple[float, float]] = {}
+        self._kinds: dict[tuple[str, str, str], tuple[float, float]] = {}  # the latest last
 
     def learn(self, kind: str, source: str, target: str, change: float) -> None:
         """Learn that a job took exp(change) times as long on the target as a like one on the source."""
         for group in {kind, ""}:
+            seen = self._kinds if group else self._all
             for key, value in (((group, source, target), change), ((group, target, source), -change)):
-                count, mean = self._seen.get(key, (0.0, 0.0))
-                self._seen[key] = (min(count + 1.0, 50.0), mean + (value - mean) / (min(count, 49.0) + 1.0))
+                count, mean = seen.pop(key, (0.0, 0.0))
+                seen[key] = (min(count + 1.0, 50.0), mean + (value - mean) / (min(count, 49.0) + 1.0))
+        while len(self._kinds) > MOST_KINDS:
+            del self._kinds[next(iter(self._kinds))]
 
     def change(self, kind: str, family: str, source: str, target: str) -> float:
         """Return the expected change of log duration from source to target: what jobs of this kind showed,
@@ -84,15 +90,17 @@ class SpeedRatios:
             return 0.0
         expected = self._expected(family, source, target)
         for group in ("", kind) if kind else ("",):
-            count, mean = self._seen.get((group, source, target), (0.0, 0.0))
+            seen = self._kinds if group else self._all
+            count, mean = seen.get((group, source, target), (0.0, 0.0))
             expected = (count * mean + PRIOR * expected) / (count + PRIOR)
         return expected
 
     def to_json(self) -> list[list[Any]]:
-        return [[*key, *values] for key, values in sorted(self._seen.items())]
+        return [[*key, *values] for key, values in (*self._all.items(), *self._kinds.items())]
 
     @classmethod
     def from_json(cls, stored: Sequence[Sequence[Any]]) -> SpeedRatios:
         ratios = cls()
-        ratios._seen = {(kind, a, b): (count, mean) for kind, a, b, count, mean in stored}
+        for kind, source, target, count, mean in stored:
+            (ratios._kinds if kind else ratios._all)[kind, source, target] = (count, mean)
         return ratios
