@@ -73,6 +73,8 @@ class MemoryNeed:
 # hundred measured runs exceeded (benchmarks/memory_xmem.py). cuDNN chooses some algorithms by rules that
 # are not public, and batches whose sizes vary leave more gaps than equal ones.
 MARGIN = 0.14
+# How much larger than typical a context may be: drivers differ by some 50 MiB.
+CONTEXT_MARGIN_MIB = 64
 
 
 def estimate_memory(need: MemoryNeed) -> Estimate:
@@ -82,7 +84,8 @@ def estimate_memory(need: MemoryNeed) -> Estimate:
         for part, mib in sorted(need.parts_mib.items(), key=lambda item: -item[1])
         if mib >= 1
     )
-    return Estimate(need.total_mib, need.total_mib + MARGIN * need.torch_mib, "traced", f"MiB: {largest}")
+    margin = MARGIN * need.torch_mib + CONTEXT_MARGIN_MIB
+    return Estimate(need.total_mib, need.total_mib + margin, "traced", f"MiB: {largest}")
 
 
 def replay(trace: MemoryTrace, gpu: GpuModel, available_mib: float | None = None) -> MemoryNeed:
