@@ -43,7 +43,8 @@ def linear(job: Job, model: str, gpus: int) -> float:
 
 
 Slowdown = Callable[[Job, Sequence[Job], str], float]
-"""How many times as long a job takes on a device of a model that it shares with those others."""
+"""How many times as long a job takes on a device of a model that it shares with those others. It depends on
+the kinds of all these jobs alone."""
 
 
 @dataclass(slots=True)

@@ -10,7 +10,8 @@ from pydantic import Field
 from gpu_flows.schedulers.model import Job, Progress
 from gpu_flows.schedulers.policy import Options, Policy, State
 from gpu_flows.schedulers.policy_support.durations import remaining_duration
-from gpu_flows.schedulers.policy_support.packing import Limits, NodeIndex, Packing, Refusal, Reservation
+from gpu_flows.schedulers.policy_support.node_index import NodeIndex
+from gpu_flows.schedulers.policy_support.packing import Limits, Packing, Refusal, Reservation
 
 # A plan that goes on for long would hold up everything else, so it ends after that many jobs.
 MOST_STARTS = 400  # the next plan follows at once

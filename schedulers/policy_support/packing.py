@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from gpu_flows.schedulers.cluster.node_state import DeviceState, NodeSet, NodeState
-from gpu_flows.schedulers.cluster.state import Cluster
 from gpu_flows.schedulers.model import Device, Job, Running
 from gpu_flows.schedulers.placement.base import ALL_NODES
 from gpu_flows.schedulers.placement.linked import choose_linked
 from gpu_flows.schedulers.policy import Slowdown, State
 from gpu_flows.schedulers.policy_support.durations import remaining_duration
+from gpu_flows.schedulers.policy_support.node_index import NodeIndex
 
 MOST_NODES = 256  # looked at for one job or reservation; the rest of a large cluster is left out
 MOST_OFFERS = 8  # compared for one job: more nodes rarely have a better one, and the search takes longer
@@ -71,38 +71,6 @@ class Refusal(NamedTuple):
         return self.job is job and self.reserved is reserved and same_model and same_nodes
 
 
-class NodeIndex:
-    """What plans need to know of all nodes. It follows the changes of the cluster from plan to plan."""
-
-    def __init__(self) -> None:
-        self._nodes: dict[str, NodeState] | None = None
-        self._version = 0
-        self._largest: dict[str, int] = {}  # node -> the most memory free on one of its shared devices
-        self.by_models: dict[frozenset[str], NodeSet] = {}  # the nodes that have exactly these models
-        self.models: set[str] = set()
-
-    def update(self, cluster: Cluster) -> None:
-        if self._nodes is not cluster.nodes:  # other nodes were declared
-            self._nodes, self._largest, self.by_models = cluster.nodes, {}, {}
-            for node in cluster.nodes.values():
-                models = frozenset(state.device.model for state in node.devices)
-                self.by_models[models] = self.by_models.get(models, 0) | node.bit
-                self.models |= models
-                self._refresh(node)
-        else:
-            for node in cluster.changed_since(self._version):
-                self._refresh(node)
-        self._version = cluster.version
-
-    def has_room(self, node: NodeState, memory_mb: float) -> bool:
-        """Return whether a shared device of the node has this much memory free."""
-        return self._largest[node.name] >= memory_mb
-
-    def _refresh(self, node: NodeState) -> None:
-        shared = (state.free_mb for state in node.devices if state.holders and not state.exclusive)
-        self._largest[node.name] = max(shared, default=0)
-
-
 class Packing:
     """The search for devices in one plan."""
 
@@ -110,6 +78,8 @@ class Packing:
         self._state, self._limits, self._index = state, limits, index
         self._cluster = state.cluster
         self._speeds: dict[str, float] = {}  # of the job in question, by GPU model
+        # kind, kinds on the device, GPU model -> own slowdown, and why the job may not join, if so
+        self._slowdowns: dict[tuple[str, tuple[str, ...], str], tuple[float, str]] = {}
         self.why_not = ""  # why the last job does not fit, if not for want of memory
 
     def takes_repair(self, job: Job) -> bool:
@@ -171,15 +141,10 @@ class Packing:
         for _, some in cluster.group_by_idle(nodes, job.gpus):
             yield from cluster.nodes_in(some)
         if job.memory_mb:
-            for node in cluster.nodes_in(nodes & ~cluster.with_idle(job.gpus)):
-                if node.up and self._index.has_room(node, job.memory_mb):
-                    if not self._index.has_room(node, needed):
-                        self._note_reserve()
-                    elif job.gpus == 1 or node.idle + self._count_shared(node, needed) >= job.gpus:
-                        yield node
-
-    def _count_shared(self, node: NodeState, memory_mb: int) -> int:
-        return sum(1 for s in node.devices if s.holders and not s.exclusive and s.free_mb >= memory_mb)
+            others = nodes & cluster.with_idle(0) & ~cluster.with_idle(job.gpus)
+            if others & self._index.sharing(job.memory_mb) & ~self._index.sharing(needed):
+                self._note_reserve()
+            yield from cluster.nodes_in(others & self._index.with_room(job.gpus, needed))
 
     def _offer_of(self, node: NodeState, job: Job, reserved: Reservation | None) -> Offer | None:
         """Return the best that the node can offer."""
@@ -197,12 +162,13 @@ class Packing:
 
     def _across_nodes(self, job: Job, reserved: Reservation | None) -> tuple[Device, ...]:
         """Return the best devices of all nodes, or none."""
-        nodes = self._cluster.nodes_in(self._cluster.eligible(job).nodes & self._cluster.with_idle(0))
-        needed = (job.memory_mb + self._limits.reserve_mb) if job.memory_mb else math.inf
+        cluster = self._cluster
+        likely = cluster.with_idle(1)
+        if job.memory_mb:
+            likely |= cluster.with_idle(0) & self._index.sharing(job.memory_mb + self._limits.reserve_mb)
         offers: list[Offer] = []
-        for node in nodes:
-            if node.idle or self._index.has_room(node, needed):
-                offers += self._device_offers(node, job, reserved)
+        for node in cluster.nodes_in(cluster.eligible(job).nodes & likely):
+            offers += self._device_offers(node, job, reserved)
             if len(offers) >= MOST_OFFERS * job.gpus:
                 break
         if len(offers) < job.gpus:
@@ -224,9 +190,10 @@ class Packing:
         if (job.cpus or job.ram_mb) and not node.has_host_room(job):
             return []
         found = []
+        accepts_all = self._cluster.eligible(job).accepts_all & node.bit
         for state in node.devices:
             device = state.device
-            if not state.fits(job) or not job.accepts(device):
+            if not state.fits(job) or not (accepts_all or job.accepts(device)):
                 continue
             rate = self._rate_on(state, job)
             if rate and not (
@@ -244,19 +211,30 @@ class Packing:
         if state.free_mb < job.memory_mb + self._limits.reserve_mb:
             self._note_reserve()
             return 0.0
-        slowdown, running, most = self._state.slowdown, self._state.running, self._limits.most_slowdown
-        others = [running[job_id].job for job_id in state.holders]
+        running = self._state.running
+        alike = (job.kind, tuple([running[job_id].job.kind for job_id in state.holders]), model)
+        known = self._slowdowns.get(alike)
+        if known is None:
+            others = [running[job_id].job for job_id in state.holders]
+            known = self._slowdowns[alike] = self._slow_down(job, others, model)
+        own, why_not = known
+        if why_not:
+            self.why_not = why_not
+            return 0.0
+        return speed / own
+
+    def _slow_down(self, job: Job, others: list[Job], model: str) -> tuple[float, str]:
+        """Return the slowdown of the job beside those others, and why it may not join them; empty if it
+        may."""
+        slowdown, most = self._state.slowdown, self._limits.most_slowdown
         own = worst = slowdown(job, others, model)
         for place, other in enumerate(others):
             if worst > most:  # asked before each: most devices are left out by the first answer
                 break
             worst = slowdown(other, [*others[:place], *others[place + 1 :], job], model)
-        if worst > most:
-            self.why_not = (
-                f"a job on them would take {worst:.1f} times as long as alone, and the limit is {most:g}"
-            )
-            return 0.0
-        return speed / own
+        if worst <= most:
+            return own, ""
+        return own, f"a job on them would take {worst:.1f} times as long as alone, and the limit is {most:g}"
 
     def _delays(self, job: Job, rate: float, reserved: Reservation) -> bool:
         """Return whether the job might still run when the reservation starts."""
@@ -280,17 +258,26 @@ class Packing:
     def reserve(self, job: Job) -> Reservation | None:
         """Reserve the devices that are expected to have room for the job first; None if it takes a repair."""
         eligible = self._cluster.eligible(job).nodes & self._cluster.with_idle(0)
+        accepts_all = self._cluster.eligible(job).accepts_all
         everywhere: list[tuple[float, Device]] = []
         best: tuple[float, list[Device]] = (math.inf, [])
         for number, node in enumerate(self._cluster.nodes_in(eligible)):
             if number >= MOST_NODES and best[1]:
                 break
+            accepted = [state for state in node.devices if state.healthy]
+            if not accepts_all & node.bit:
+                accepted = [state for state in accepted if job.accepts(state.device)]
+            is_enough = len(accepted) >= job.gpus
+            ends = [self._list_ends(state) for state in accepted]
+            if is_enough and best[1]:
+                sooner = sum([min(each) < best[0] for each in ends])
+                if sooner < job.gpus:
+                    continue
             here = [
-                (self._has_room_at(state, job), state.device)
-                for state in node.devices
-                if state.healthy and job.accepts(state.device)
+                (self._has_room_at(state, each, job), state.device)
+                for state, each in zip(accepted, ends, strict=True)
             ]
-            if len(here) >= job.gpus:
+            if is_enough:
                 here.sort(key=lambda each: each[0])
                 start = here[job.gpus - 1][0]
                 if start < best[0] or not best[1]:
@@ -313,21 +300,23 @@ class Packing:
             each in nodes and nodes[each].up for each in reservation.nodes
         )
 
-    def _has_room_at(self, state: DeviceState, job: Job) -> float:
-        """Return when the device will have room for the job, if running jobs end when expected."""
+    def _list_ends(self, state: DeviceState) -> list[float]:
+        """Return when the jobs on the device are expected to end; of an idle one, now."""
         now, running = self._state.now, self._state.running
-        if not state.holders:
-            return now
-        if len(state.holders) == 1:
-            return _end_of(running[next(iter(state.holders))], now)
-        ends = sorted((_end_of(running[job_id], now), share) for job_id, share in state.holders.items())
+        return [_end_of(running[job_id], now) for job_id in state.holders] or [now]
+
+    def _has_room_at(self, state: DeviceState, ends: list[float], job: Job) -> float:
+        """Return when the device will have room for the job, if running jobs end as expected."""
+        if len(ends) == 1:
+            return ends[0]
         free, needed = state.free_mb, job.memory_mb + self._limits.reserve_mb
         alone = not job.memory_mb or needed > state.device.memory_mb
-        for end, share in ends:
-            free += share
-            if not alone and free >= needed:
-                return end
-        return ends[-1][0]
+        if not alone:
+            for end, share in sorted(zip(ends, state.holders.values(), strict=True)):
+                free += share
+                if free >= needed:
+                    return end
+        return max(ends)
 
 
 def _quality(offer: Offer) -> tuple[float, int]:
