@@ -57,6 +57,35 @@ def test_of_a_long_output_only_the_last_line_is_read(monkeypatch: pytest.MonkeyP
     assert len(ends[0]) <= trace_process.OUTPUT_SHOWN
 
 
+LAYERS = """
+import importlib.util
+import torch
+
+def make_step(width):
+    model = torch.nn.Linear(width, width)
+    return model, lambda: model(torch.randn(8, width, device="cuda")).sum()
+
+def as_transformers(found=4096, not_found=64):  # which asks whether it is there
+    return make_step(found if importlib.util.find_spec("sklearn") else not_found)
+
+def in_need():
+    import sklearn
+    return make_step(sklearn.WIDTH)
+"""
+
+
+@pytest.mark.slow
+def test_scikit_learn_is_hidden_from_steps_that_do_not_need_it(tmp_path: Path) -> None:
+    (tmp_path / "layers.py").write_text(LAYERS)
+    (tmp_path / "sklearn.py").write_text("WIDTH = 4096")
+    found = {name: trace_in_process(f"layers:{name}", {}, "A100") for name in ("as_transformers", "in_need")}
+    weights = 4096 * 4096 * 4 / 2**20
+    assert found["in_need"].value - found["as_transformers"].value > 3 * weights  # AdamW keeps two more of it
+    (tmp_path / "sklearn.py").write_text("raise ImportError('sklearn is broken')")
+    with pytest.raises(TraceError, match="sklearn is broken"):
+        trace_in_process("layers:in_need", {}, "A100")
+
+
 def test_closing_ends_a_trace_and_what_it_started(tmp_path: Path) -> None:
     pid_file = tmp_path / "pid"
 

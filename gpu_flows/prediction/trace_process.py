@@ -4,7 +4,8 @@ The step is code of its owner: it is imported there, may take long, print and al
 and end its own. Nothing of that reaches the caller, except an error that says what happened.
 
 `python -m gpu_flows.prediction.trace_process FOLDER SECONDS` reads a request from a file in the folder and
-writes the answer to another.
+writes the answer to another. scikit-learn is hidden from the step at first: transformers imports it wherever
+it finds it, which takes a second, and few training steps use it. A step that does is traced again with it.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ MOST_MEMORY = 16 * 2**30  # bytes of the process; beyond it an allocation fails
 OUTPUT_SHOWN = 4096  # bytes of its output's end, which says why it ended
 CHECK_EVERY_S = 0.05
 REQUEST, ANSWER, OUTPUT = "request.json", "answer.json", "output"
+HIDDEN = "sklearn"
+SHOW_ALL = "--all"
 STEPS = 2  # optimizer state exists after the first one; what a step leaves behind is there in the next
 
 
@@ -140,11 +143,15 @@ def _read_end(path: Path) -> str:
 
 
 def main() -> None:
-    folder, time_limit_s = Path(sys.argv[1]), float(sys.argv[2])
+    folder, time_limit_s, shows_all = Path(sys.argv[1]), float(sys.argv[2]), SHOW_ALL in sys.argv
     signal.setitimer(signal.ITIMER_REAL, time_limit_s + 5)  # ends this process also if its caller is gone
     with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_DATA, (MOST_MEMORY, MOST_MEMORY))
+    if not shows_all:
+        sys.modules[HIDDEN] = None  # type: ignore[assignment]  # importing it fails then
     answer = _answer(json.loads((folder / REQUEST).read_text()))
+    if answer.pop("lacks_hidden", False) and not shows_all:
+        os.execv(sys.executable, [*sys.orig_argv, SHOW_ALL])  # begins anew, within the same time limit
     (folder / ANSWER).write_text(json.dumps(answer))
 
 
@@ -157,7 +164,20 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
     try:
         return asdict(predict_step(**request))
     except StepError as error:
-        return {"error": str(error), "is_option": isinstance(error, StepOptionError)}
+        return {
+            "error": str(error),
+            "is_option": isinstance(error, StepOptionError),
+            "lacks_hidden": _lacks_hidden(error),
+        }
+
+
+def _lacks_hidden(error: BaseException | None) -> bool:
+    """Return whether an import of the hidden package is behind the error."""
+    while error:
+        if isinstance(error, ImportError) and any(name in str(error) for name in (HIDDEN, "scikit-learn")):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 if __name__ == "__main__":
