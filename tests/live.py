@@ -145,16 +145,24 @@ class Pool:
 
     # -- blocks -------------------------------------------------------------------------------
 
-    def save_policy(self, name: str, protection: dict[str, Any] | None = None, **options: Any) -> None:
+    def save_policy(
+        self,
+        name: str,
+        protection: dict[str, Any] | None = None,
+        prediction: dict[str, Any] | None = None,
+        **options: Any,
+    ) -> None:
         """Save the scheduler block as the UI does. The server does not check the content."""
         data: dict[str, Any] = {"policy": name, "options": {name: options}}
         if protection is not None:
             data["protection"] = protection
+        if prediction is not None:
+            data["prediction"] = prediction
         self.save_block("gpu-scheduler", data)
 
-    def use_policy(self, name: str, protection: dict[str, Any] | None = None, **options: Any) -> None:
+    def use_policy(self, name: str, **settings: Any) -> None:
         """Save the scheduler block, and wait until the pool has applied it."""
-        self.save_policy(name, protection, **options)
+        self.save_policy(name, **settings)
         self._until_blocks_are_read()
 
     def use_rules(self, **rules: Any) -> None:

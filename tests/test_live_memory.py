@@ -43,6 +43,23 @@ def test_a_job_is_given_the_memory_that_its_like_used_and_shares_a_device(
         pool.cancel(run)
 
 
+@pytest.mark.parametrize("cluster", ["1x1:T4:16", "1x1"])  # the model `GPU` of the latter is not known
+def test_the_train_flow_is_traced_before_its_first_run(new_stack: Callable[..., Stack], cluster: str) -> None:
+    pytest.importorskip("torch")
+    pool = Pool(new_stack(cluster), flow="train")
+    pool.use_policy("schedtune", prediction={"wait_seconds": 300})  # a busy machine may take long
+    run = pool.submit(parameters={"config": {"model": "mlp", "epochs": 1, "samples": 256}})
+    pool.until(run, "Completed", patience_s=300.0)
+    traced = (
+        "from predictions where quantity = 'memory_mb' and how = 'traced' and value < upper and upper < 2000"
+    )
+    pool.until_recorded(f"select job_id, count(*) {traced} group by job_id", (run, 1))
+    if cluster == "1x1":
+        known = "select count(*) from predictions where detail like '%''GPU'' is not known%'"
+        pool.until_recorded(known, (1,))
+    pool.until_recorded("select predicted from job_features", ('["memory_mb"]',))
+
+
 def test_a_job_that_runs_out_of_memory_waits_for_more_and_completes(new_stack: Callable[..., Stack]) -> None:
     pool = Pool(new_stack("1x1:T4:16"))
     pool.use_policy("fifo", sharing="shared")
