@@ -5,10 +5,11 @@
 
 The cluster is full when measuring begins; it was filled by a hundred jobs a minute. Every ten seconds a job
 ends or another arrives, and policies are called when they ask to be, as in a live pool. Prints median and p99
-of the processor time for each policy (a plan waits for nothing). With --span, jobs may span nodes, which are in racks of 16. For schedtune, which packs by
-memory, every job has a bound and is of one of four kinds that Gavel measured together: `schedtune` has four
-bounds, and `schedtune, each its own` draws one for each job, as predictions do. Goal: p99 under 10 ms for
-fifo, round_robin, srtf, tiresias, dally and schedtune. Exit code 1 if it is missed.
+of the processor time for each policy (a plan waits for nothing). With --span, jobs may span nodes, which are
+in racks of 16. For schedtune, which packs by memory, every job has a bound and is of one of four kinds that
+Gavel measured together: `schedtune` has four bounds, and `schedtune, each its own` draws one for each job, as
+predictions do. Goal: p99 under 10 ms for fifo, round_robin, srtf, tiresias, dally and schedtune. Exit code 1
+if it is missed.
 """
 
 from __future__ import annotations
@@ -101,7 +102,8 @@ def main() -> int:
     asked = parser.parse_args()
     goals: list[Goal] = []
     details: dict[str, dict[str, float]] = {}
-    print(f"{asked.devices:,} devices, at least {asked.waiting:,} waiting; milliseconds of processor time for one plan")
+    size = f"{asked.devices:,} devices, at least {asked.waiting:,} waiting"
+    print(f"{size}; milliseconds of processor time for one plan")
     print(f"{'policy':<24}{'p99':>8} {SPREAD_HEADING}")
     for policy in asked.policies.split(","):
         for bounds in BOUNDS if policy == "schedtune" else [""]:

@@ -110,7 +110,7 @@ def test_a_sweep_over_seeds_and_rates_is_traced_once() -> None:
 
     assert key(seed=1, lr=0.1, name="a") == key(seed=2, learning_rate=0.3, run_name="b") == key()
     assert key(model_path="small") != key(model_path="large")
-    assert key(batch=16) != key()
+    assert key(batch=16) != key(momentum=0.9) != key()
 
 
 def test_old_results_are_removed(tmp_path: Path) -> None:

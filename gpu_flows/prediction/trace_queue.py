@@ -12,7 +12,6 @@ import contextlib
 import hashlib
 import json
 import logging
-import re
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -23,12 +22,11 @@ from typing import Any, Protocol
 from gpu_flows.common.files import write_atomically
 from gpu_flows.prediction.trace_process import TIME_LIMIT_S
 from gpu_flows.schedulers.prediction.estimate import Estimate
+from gpu_flows.schedulers.prediction.run_parameters import may_change_step
 
 KEEP_S = 24 * 3600.0
 KEEP_FAILURE_S = 600.0
 MOST_WAITING = 100  # traces; jobs beyond that get no trace
-# Options that differ within a sweep but not in memory. A path is none of them: it may name the model.
-_WITHOUT_EFFECT = re.compile(r"(^|_)(seed|lr|learning_rate|momentum|weight_decay|tags?)$|^(run_|job_)?name$")
 
 
 class Tracer(Protocol):
@@ -57,9 +55,7 @@ class Step:
 
     @property
     def key(self) -> str:
-        options = {
-            name: value for name, value in self.options.items() if not _WITHOUT_EFFECT.search(name.lower())
-        }
+        options = {name: value for name, value in self.options.items() if may_change_step(name)}
         content = json.dumps([self.name, options, self.gpu, self.memory_mib], sort_keys=True, default=str)
         return hashlib.sha256(content.encode()).hexdigest()[:32]
 

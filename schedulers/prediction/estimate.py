@@ -13,7 +13,7 @@ class Estimate:
 
     value: float
     upper: float  # at most one job in fifty needs more memory, and one in ten more time
-    how: str  # stated, traced, features, history or progress
+    how: str  # stated, traced, features, history, progress or raised
     detail: str = ""  # for people: what it was made from
 
     def __post_init__(self) -> None:

@@ -19,7 +19,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gpu_flows.schedulers.prediction.estimate import Estimate, JobFeatures
-from gpu_flows.schedulers.prediction.run_parameters import digest, flatten, to_words
+from gpu_flows.schedulers.prediction.run_parameters import (
+    digest,
+    flatten,
+    to_words,
+    usually_changes_memory,
+)
 
 RECENT = 20  # peaks kept for each key and GPU model
 MOST_KEYS = 20_000  # beyond this the keys that were learned least recently are forgotten
@@ -32,13 +37,7 @@ LEAST_MARGIN = 0.02
 OTHER_GPU_MARGIN = 0.15
 INCOMPLETE_MARGIN = 0.5  # of a job that did not complete, and needs more than it got
 
-# A parameter whose name has one of these words does not change the memory that a step needs.
-_WITHOUT_EFFECT = re.compile(
-    r"\b(seed|lr|rate|momentum|decay|epochs?|samples|seconds|pace|patience|path|dir|directory|folder|url"
-    r"|checkpoint|resume|log|verbose|tags?|title|note|comment|project|experiment)\b"
-    r"|^((run |job )?name|((max|num) )?steps|threads)$"
-)
-# One with one of these sizes the model or the batch.
+# A parameter whose name has one of these words sizes the model or the batch.
 _SIZES = re.compile(
     r"\b(model|arch|architecture|network|backbone|family|hidden|layers?|depth|width|heads?|dim|channels"
     r"|classes|vocab|batch|size|seq|sequence|length|tokens|resolution|optimizer|precision|dtype|amp)\b"
@@ -157,7 +156,7 @@ def _keys(features: JobFeatures) -> Iterator[str]:
     """The keys of a job, from exact to loose. The loosest exists only if the parameters name a size. A flow
     that runs commands says little of a job, so its command without the options stays part of the key."""
     flat = flatten(features.parameters)
-    effective = {name: value for name, value in flat.items() if not _WITHOUT_EFFECT.search(to_words(name))}
+    effective = {name: value for name, value in flat.items() if usually_changes_memory(name)}
     sizes = {name: value for name, value in effective.items() if _SIZES.search(to_words(name))}
     whose = [features.flow, features.deployment, features.gpus]
     yield digest(["exact", whose, flat])

@@ -24,6 +24,27 @@ _SECRET = re.compile(
     r"password|passwd|passphrase|secret|credential|api ?key|\bauth(orization)?\b|(token|key|pwd)$"
 )
 
+# Parameters that never change the memory of a training step. (Momentum does: its buffers exist only if it is
+# not 0.)
+_NEVER = r"\b(seed|lr|learning rate|weight decay|tags?)$|^(run |job )?name$"
+_SAME_STEP = re.compile(_NEVER)
+# The same, and those that rarely do. A path may name the model, and samples may be kept on the device.
+_SAME_RUN = re.compile(
+    _NEVER + r"|\b(seed|lr|rate|decay|epochs?|samples|seconds|pace|patience|path|dir|directory|folder|url"
+    r"|checkpoint|resume|log|verbose|tags?|title|note|comment|project|experiment)\b"
+    r"|^(((max|num) )?steps|threads)$"
+)
+
+
+def may_change_step(name: str) -> bool:
+    """Return whether a parameter of this name may change the memory of a training step."""
+    return not _SAME_STEP.search(to_words(name))
+
+
+def usually_changes_memory(name: str) -> bool:
+    """Return whether runs that differ in a parameter of this name usually need different memory."""
+    return not _SAME_RUN.search(to_words(name))
+
 
 def flatten(parameters: Mapping[str, Any]) -> dict[str, Any]:
     """Return the parameters together with those that are inside others and with the options of a command.
