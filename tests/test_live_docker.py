@@ -94,6 +94,7 @@ def test_a_request_against_the_rules_is_refused_without_a_call_to_docker(
     assert not created, "no container was created or started"
 
 
+@pytest.mark.long
 def test_three_hosts_under_two_policies(new_stack: Callable[..., Stack], three_engines: list[Daemon]) -> None:
     """20 jobs of 1 to 4 devices, under FIFO and, after a swap, Round Robin: all complete, no device is held
     twice, and Round Robin uses the hosts in turn."""

@@ -80,6 +80,7 @@ def test_an_urgent_job_preempts_two_and_all_complete(new_stack: Callable[..., St
     assert pool.sql("select distinct kind, freed_for from interruptions") == [("preempted", f'["{urgent}"]')]
 
 
+@pytest.mark.long
 def test_cancelled_while_preempted_and_a_worker_killed_during_a_preemption(
     new_stack: Callable[..., Stack], tmp_path: Path
 ) -> None:
