@@ -105,7 +105,7 @@ def test_three_hosts_under_two_policies(new_stack: Callable[..., Stack], three_e
     pool.use_policy("round_robin")
     second = []
     for number in range(10):  # one after the other, so that each finds all hosts free
-        second.append(bare(pool, "sleep 1", gpus=1 + number % 4))
+        second.append(bare(pool, "true", gpus=1 + number % 4))
         assert pool.until(second[-1], *ENDS)["state"]["name"] == "Completed"
     pool.until_recorded("select count(*) from job_ends", (20,))
     assert pool.sql(DOUBLE_ALLOCATIONS) == [(0,)]
