@@ -101,6 +101,17 @@ def positive_int(text: str) -> int:
     return int(text)
 
 
+def seed_list(text: str) -> list[int]:
+    """Return the seeds that a list of numbers and ranges names: `0-4,7`."""
+    seeds: list[int] = []
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        if not (first.isdigit() and (last or first).isdigit()):
+            raise argparse.ArgumentTypeError(f"{part!r} is neither a number nor a range such as 0-4")
+        seeds += range(int(first), int(last or first) + 1)
+    return seeds
+
+
 def run_benchmark(benchmark: Callable[[], int]) -> None:
     """Run the benchmark and exit with its code. Clean up on Ctrl-C and SIGTERM."""
     for number in (signal.SIGINT, signal.SIGTERM):

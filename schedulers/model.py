@@ -82,6 +82,7 @@ class Job:
     nodes: tuple[str, ...] = ()  # patterns; empty means any node
     models: tuple[str, ...] = ()  # patterns for Device.model; empty means any
     may_span_nodes: bool = False
+    one_node: str = ""  # why it must not span nodes, if that is not its owner's choice
     min_gpus: int = 0  # an elastic job takes any number between these two; 0: exactly `gpus`
     max_gpus: int = 0
     preemptible: bool = True  # whether it may be preempted, moved or resized

@@ -48,13 +48,18 @@ def find_refusal(job: Job, cluster: Cluster) -> Reason | None:
         return Reason(
             "impossible",
             f"It needs {describe_request(job)} on one node, and the largest node has {largest} of them.",
-            f"Ask for {largest} or fewer, or allow several nodes: {SPAN_NODES}.",
+            f"Ask for {largest} or fewer"
+            + (f": {job.one_node}." if job.one_node else f", or allow several nodes: {SPAN_NODES}."),
         )
     return Reason(
         "impossible",
         f"It needs {describe_request(job)}, and the whole pool has {total} of them.",
         f"Ask for at most {largest}"
-        + (f", which one node has, or {total} with {SPAN_NODES}." if total > largest else "."),
+        + (
+            f", which one node has, or {total} with {SPAN_NODES}."
+            if total > largest and not job.one_node
+            else "."
+        ),
     )
 
 
@@ -139,6 +144,8 @@ class Availability:
             return "capacity", why, fix
         if self._total >= self._job.gpus:
             fix = f"With {SPAN_NODES} it would fit on several nodes."
+            if self._job.one_node:
+                fix = f"It starts when one node has enough: {self._job.one_node}."
             return "fragmented", f"{free}, but at most {self._best} on one node.", fix
         return "capacity", f"{free}.", self._help_when_busy()
 

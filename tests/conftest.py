@@ -45,8 +45,11 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run slow tests first, so that parallel test processes end at about the same time."""
-    items.sort(key=lambda item: "test_live_crash" not in item.nodeid and not item.get_closest_marker("slow"))
+    """Run long tests first, then slow ones, so that parallel test processes end at about the same time."""
+    marks = ("long", "slow")
+    items.sort(
+        key=lambda item: next((i for i, m in enumerate(marks) if item.get_closest_marker(m)), len(marks))
+    )
 
 
 @pytest.fixture(scope="session")

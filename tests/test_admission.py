@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -74,6 +75,35 @@ def test_without_limits_every_job_enters() -> None:
     pool.submit("a", "b")
     assert pool.update() == {"a", "b"}
     assert pool.codes() == {}
+
+
+def test_a_new_job_does_not_cost_a_look_at_those_that_wait() -> None:
+    pool = Pool()
+    pool.submit(*(f"job-{number}" for number in range(1000)))
+    pool.update()
+    [line] = pool.admission._lines.values()
+    line.places = CountingList(line.places)
+    pool.submit("new")
+    assert "new" in pool.update()
+    pool.admission.discard("job-500")
+    assert len(pool.update()) == 1001, "the engine is told by whoever withdraws a job"
+    assert line.places.reads < 100, "a binary search reads a few places"
+
+
+class CountingList(list[Any]):
+    """A list that counts the elements that are read."""
+
+    reads = 0
+
+    def __getitem__(self, index: Any) -> Any:
+        found = super().__getitem__(index)
+        self.reads += len(found) if isinstance(index, slice) else 1
+        return found
+
+    def __iter__(self) -> Iterator[Any]:
+        for element in super().__iter__():
+            self.reads += 1
+            yield element
 
 
 def test_the_limit_of_the_pool_counts_jobs_that_execute() -> None:

@@ -58,6 +58,7 @@ def until_in_force(pool: Pool, name: str, **options: Any) -> None:
     eventually(lambda: pool.status().policy["options"] == expected, f"{name} has {options}")
 
 
+@pytest.mark.long
 def test_every_policy_can_be_chosen(ui: Ui, pool: Pool) -> None:
     before = "fifo"
     for name, policy in policies().items():

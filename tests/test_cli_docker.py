@@ -413,6 +413,7 @@ def test_containers_run_from_options_and_from_a_file(
     assert (refusal.code, "Refused" in refusal.out, "mount roots" in refusal.out) == (1, True, True)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_up_with_docker_runs_a_container(engine: Daemon, tmp_path: Path) -> None:
     port = free_port()

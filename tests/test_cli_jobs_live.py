@@ -21,6 +21,7 @@ def user(new_stack: Callable[..., Stack], tmp_path: Path) -> User:
     return User(new_stack("1x2:GTX 1080 Ti:11"), tmp_path)
 
 
+@pytest.mark.long
 def test_array_dependency_hold_priority_logs_cancel_and_history(user: User) -> None:
     user.pool.use_policy("priority")
     blocker = user.submit("--gpus", "2", "--name", "blocker", "--shell", "--", "echo begun; sleep 1000")

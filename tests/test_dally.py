@@ -5,37 +5,21 @@ from __future__ import annotations
 import math
 
 import pytest
+from rack_pools import RACKS, hold, started, wide
 
 from gpu_flows.schedulers.cluster.spec import declare
 from gpu_flows.schedulers.engine import Engine
-from gpu_flows.schedulers.model import Action, Job, Offer, Preempt, Progress, Start, Tier
+from gpu_flows.schedulers.model import Job, Offer, Preempt, Progress, Tier
 from gpu_flows.schedulers.network.shape import Shape, tier_of
 from gpu_flows.schedulers.policies.dally import Dally, Timers, Tuner
 from gpu_flows.schedulers.policy import PolicyError, make_policy
 from gpu_flows.schedulers.protection import UNPROTECTED, Protection
 
-RACKS = "4x2@2"  # two racks with two nodes of two devices each
 PATIENT = {"timers": "manual", "node_timer_s": 100.0, "rack_timer_s": 200.0, "lease_s": 10_000.0}
 
 
 def pool(options: dict[str, object], cluster: str = RACKS, protection: Protection = UNPROTECTED) -> Engine:
     return Engine(declare(cluster), Dally(**options), can_preempt=True, protection=protection)
-
-
-def hold(engine: Engine, *nodes: str) -> None:
-    """Let a job of one device run on each of these nodes."""
-    for number, node in enumerate(nodes):
-        engine.submit(Job(f"held-{number}-{node}", nodes=(node,)))
-    engine.tick(0.0)
-    assert len(engine.running) >= len(nodes)
-
-
-def wide(job_id: str = "wide", gpus: int = 2, submitted: float = 0.0) -> Job:
-    return Job(job_id, submitted=submitted, gpus=gpus, may_span_nodes=True)
-
-
-def started(actions: list[Action]) -> list[str]:
-    return [action.job.id for action in actions if isinstance(action, Start)]
 
 
 def shape_of(engine: Engine, job_id: str) -> Shape:

@@ -226,6 +226,7 @@ def test_a_worker_that_starts_while_a_host_is_down_trusts_its_store(
 # -- lost answers -----------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("launches", "loss"), [(200, 0.05), (20, 0.4)])
 def test_every_job_runs_exactly_once_when_answers_get_lost(
     engine: Daemon,

@@ -63,6 +63,19 @@ def test_a_container_asks_for_processors_and_main_memory(
     assert (job.cpus, job.ram_mb) == expected
 
 
+@pytest.mark.parametrize(("hosts", "may_span"), [([], True), (["a=ssh://a", "b=ssh://b"], False)])
+def test_a_job_on_docker_hosts_does_not_span_nodes(
+    prefect: FakePrefect, hosts: list[str], may_span: bool
+) -> None:
+    """Without listed hosts all nodes are one machine, and one container sees the devices of all of them."""
+    prefect.add_run(job_variables={"image": "train", "may_span_nodes": True})
+    jobs = due_jobs(prefect)
+    jobs.cluster = GpuCluster.of(hosts=hosts, docker=True)
+    (due,) = asyncio.run(jobs.find_all()).jobs
+    assert due.job.may_span_nodes is may_span
+    assert bool(due.notice) is not may_span
+
+
 # -- prediction -------------------------------------------------------------------------------
 
 

@@ -17,6 +17,7 @@ pytestmark = pytest.mark.slow
 ROUNDS = 5
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "points",
     [

@@ -94,6 +94,7 @@ def test_a_request_against_the_rules_is_refused_without_a_call_to_docker(
     assert not created, "no container was created or started"
 
 
+@pytest.mark.long
 def test_three_hosts_under_two_policies(new_stack: Callable[..., Stack], three_engines: list[Daemon]) -> None:
     """20 jobs of 1 to 4 devices, under FIFO and, after a swap, Round Robin: all complete, no device is held
     twice, and Round Robin uses the hosts in turn."""
@@ -104,7 +105,7 @@ def test_three_hosts_under_two_policies(new_stack: Callable[..., Stack], three_e
     pool.use_policy("round_robin")
     second = []
     for number in range(10):  # one after the other, so that each finds all hosts free
-        second.append(bare(pool, "sleep 1", gpus=1 + number % 4))
+        second.append(bare(pool, "true", gpus=1 + number % 4))
         assert pool.until(second[-1], *ENDS)["state"]["name"] == "Completed"
     pool.until_recorded("select count(*) from job_ends", (20,))
     assert pool.sql(DOUBLE_ALLOCATIONS) == [(0,)]

@@ -48,6 +48,7 @@ while :; do sleep 0.1; done
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["flow", "command"])
 def test_suspend_frees_the_devices_and_resume_continues(
     new_stack: Callable[..., Stack], tmp_path: Path, kind: str

@@ -76,6 +76,7 @@ def _multiply(server: Stack, run: str, times: int) -> None:
                 database.execute(f"insert into {table} ({', '.join(row)}) values ({marks})", [*row.values()])
 
 
+@pytest.mark.long
 def test_pauses_limits_and_queue_priorities(new_stack: Callable[..., Stack]) -> None:
     stack = new_stack("1x4:GTX 1080 Ti:11", worker=False)
     pool = Pool(stack)

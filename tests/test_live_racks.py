@@ -46,6 +46,7 @@ def waiting(pool: Pool, run: str) -> dict[str, Any]:
     return next((job for job in pool.status().waiting if job["id"] == run), {})
 
 
+@pytest.mark.long
 def test_timers_decide_how_long_a_job_waits_for_one_node(new_stack: Callable[..., Stack]) -> None:
     pool, blockers = open_pool(new_stack(RACKS))
     timers = {"timers": "manual", "lease_s": 3600, "rack_timer_s": 3600}
@@ -56,8 +57,9 @@ def test_timers_decide_how_long_a_job_waits_for_one_node(new_stack: Callable[...
     )
     assert " more for one node (until " in message
     assert pool.state(patient) == "AwaitingGPU"
-    job = waiting(pool, patient)
-    assert (job["reason"], job["offer"]["tier"], job["offer"]["patience_s"]) == ("declined", "rack", 600)
+    offer = eventually(lambda: waiting(pool, patient).get("offer"), "the status shows the offer")
+    assert (offer["tier"], offer["patience_s"]) == ("rack", 600)
+    assert waiting(pool, patient)["reason"] == "declined"
     eventually(lambda: offers_to(pool, patient) == [("rack", False, "dally")], "the declined offer in SQL")
     eventually(lambda: DECLINED in pool.logs(patient), "the log says it as well")
 
@@ -78,6 +80,7 @@ def test_timers_decide_how_long_a_job_waits_for_one_node(new_stack: Callable[...
     assert waits[1][1] >= 10, "it waited as long as the timer says"
 
 
+@pytest.mark.long
 def test_a_sensitive_job_waits_for_one_node_and_an_insensitive_one_does_not(
     new_stack: Callable[..., Stack],
 ) -> None:

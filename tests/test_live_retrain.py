@@ -17,6 +17,7 @@ from gpu_flows.schedulers.prediction.estimate import JobFeatures
 pytestmark = pytest.mark.slow
 
 
+@pytest.mark.long
 def test_retrain_learns_from_the_warehouse_of_its_pool(new_stack: Callable[..., Stack]) -> None:
     stack = new_stack("1x1:GTX 1080 Ti:11", worker=False)
     history = History(stack.home)

@@ -22,6 +22,7 @@ JOBS = 30
 CLUSTER = "2x2:GTX 1080 Ti:11"
 
 
+@pytest.mark.long
 def test_thirty_recorded_jobs_are_simulated(new_stack: Callable[..., Stack]) -> None:
     """Jobs start in the same order, and no earlier than in the simulation. How much later they end is
     measured by benchmarks/live_simulated.py."""

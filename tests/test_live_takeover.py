@@ -127,6 +127,7 @@ def workers(new_stack: Callable[..., Stack], tmp_path: Path) -> Iterator[tuple[W
             workers.stop()
 
 
+@pytest.mark.long
 def test_slow_answers_then_a_stopped_leader(workers: tuple[Workers, Pool, Proxy], tmp_path: Path) -> None:
     both, pool, proxy = workers
     journal = Journal(tmp_path / "journal")
@@ -155,6 +156,7 @@ def test_slow_answers_then_a_stopped_leader(workers: tuple[Workers, Pool, Proxy]
     eventually(lambda: both.leads("first") and not both.leads("second"), "the first worker still leads")
 
 
+@pytest.mark.long
 def test_a_dead_machine(workers: tuple[Workers, Pool, Proxy], tmp_path: Path) -> None:
     """Worker and jobs of the first machine are gone. The second worker takes over, and gives up on them."""
     both, pool, _ = workers

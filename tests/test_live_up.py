@@ -79,6 +79,7 @@ def terminals(tmp_path: Path) -> Terminals:
     return Terminals(tmp_path)
 
 
+@pytest.mark.long
 def test_up_in_the_background_with_other_terminals(terminals: Terminals) -> None:
     with terminals.up("--cluster", "3x1") as up:
         assert "\nReady. The UI is at" in up.shown()

@@ -238,7 +238,7 @@ def test_a_job_that_declined_says_what_it_waits_for_and_how_long() -> None:
         "1st in the queue, needs 3 GPUs; 4 such are free, but it declined a placement across racks; "
         f"waits up to 38 s more for one rack (until {at})."
     )
-    assert "policy show" in reason.fix
+    assert "policy set" in reason.fix
     assert "waits for one rack." in reason_of(engine).summary, "without a clock"
     occupy_rest = wide("rest", gpus=2)
     engine.adopt(occupy_rest, (declare(RACKS)[0].devices[1], declare(RACKS)[1].devices[1]), 2.0, 1)

@@ -5,14 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from rack_pools import RACKS, hold, started, wide
 
 from gpu_flows.schedulers.cluster.spec import declare
 from gpu_flows.schedulers.engine import Engine
-from gpu_flows.schedulers.model import Action, Job, Preempt, Progress, Start, Tier
+from gpu_flows.schedulers.model import Job, Preempt, Progress, Start, Tier
 from gpu_flows.schedulers.network.shape import Shape, tier_of
 from gpu_flows.schedulers.policies.patient import Patient
-
-RACKS = "4x2@2"  # two racks with two nodes of two devices each
 
 
 def network(job: Job, shape: Shape) -> float:
@@ -25,22 +24,6 @@ def network(job: Job, shape: Shape) -> float:
 
 def pool(cluster: str = RACKS, **options: object) -> Engine:
     return Engine(declare(cluster), Patient(**options), can_preempt=True, network=network)
-
-
-def hold(engine: Engine, *nodes: str) -> None:
-    for number, node in enumerate(nodes):
-        job = Job(f"held-{number}-{node}", nodes=(node,), preemptible=False, expected_s=1e6)
-        engine.submit(job)
-    engine.tick(0.0)
-    assert len(engine.running) == len(nodes)
-
-
-def wide(job_id: str, kind: str = "", gpus: int = 2, expected_s: float | None = 1000.0) -> Job:
-    return Job(job_id, gpus=gpus, may_span_nodes=True, kind=kind, expected_s=expected_s)
-
-
-def started(actions: list[Action]) -> list[str]:
-    return [action.job.id for action in actions if isinstance(action, Start)]
 
 
 def test_an_insensitive_job_takes_distant_devices_at_once_and_a_sensitive_one_waits() -> None:

@@ -16,6 +16,7 @@ from prefect.client.schemas.objects import FlowRun
 from prefect.events import Event
 from prefect.states import Cancelled, Completed, Crashed, Failed, Running
 
+from gpu_flows.blocks import GpuCluster
 from gpu_flows.common.clock import utc_now
 from gpu_flows.dispatch.dispatcher import Dispatcher
 from gpu_flows.dispatch.job_store import JobStore
@@ -38,9 +39,9 @@ LOG = logging.getLogger(__name__)
 
 
 class Pool:
-    """A pool with two devices, whose server and runtime are fakes. Jobs are bare commands."""
+    """A pool, by default with two devices, whose server and runtime are fakes. Jobs are bare commands."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, nodes: str = "1x2") -> None:
         self.prefect, self.runtime = FakePrefect(), FakeRuntime()
         client = self.prefect.client
         self.due_jobs, states = DueJobs(client, self.prefect.pool, set()), RunStates(client)
@@ -57,7 +58,7 @@ class Pool:
         self.facts: list[Any] = []
         self.dispatcher = Dispatcher(
             POOL,
-            Engine(declare("1x2"), make_policy("priority"), can_preempt=True),
+            Engine(declare(nodes), make_policy("priority"), can_preempt=True),
             self.runtime,
             gateway,
             store,
@@ -242,6 +243,34 @@ async def test_an_event_of_the_pool_applies_a_pause(tmp_path: Path) -> None:
     event = {"event": "prefect.work-pool.ready", "resource": {"prefect.resource.id": "prefect.work-pool.x"}}
     pool.sync.on_pool_event(Event.model_validate(event))
     await pool.until_running("a")
+
+
+# -- Docker hosts -----------------------------------------------------------------------------
+
+
+@in_event_loop
+async def test_a_container_is_never_planned_on_several_hosts(tmp_path: Path) -> None:
+    pool = Pool(tmp_path, "2x2")
+    hosts = ["node-1=ssh://a", "node-2=ssh://b"]
+    pool.due_jobs.cluster = GpuCluster.of(hosts=hosts)
+    container = {"image": "lab/mnist", "may_span_nodes": True}
+    pool.submit("first", image="lab/mnist", nodes=["node-1"])
+    pool.submit("second", image="lab/mnist", nodes=["node-2"])
+    await pool.sync.sync_all()
+    await pool.until_running("first", "second")
+    pair, large = pool.submit("pair", gpus=2, **container), pool.submit("large", gpus=4, **container)
+    for _ in range(2):
+        await pool.sync.sync_all()
+    await pool.until(lambda: pool.ends() == {"large": "refused"}, "the larger job is refused")
+    assert (pool.running(), pool.codes()) == ({"first", "second"}, {"pair": "fragmented"})
+    notice = "may_span_nodes has no effect: a container runs on one host."
+    assert await pool.lines(pair) == [notice], "it is said once"
+    assert [line for line in await pool.lines(large) if "Refused" in line] == [
+        "Refused: It needs 4 GPUs on one node, and the largest node has 2 of them. "
+        "Ask for 2 or fewer: a container runs on one host."
+    ]
+    ((_, reason),) = pool.sync.reasons(100)
+    assert reason.fix == "It starts when one node has enough: a container runs on one host."
 
 
 # -- edits and holds --------------------------------------------------------------------------

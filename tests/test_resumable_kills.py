@@ -21,6 +21,7 @@ KILLS = 50
 STEPS = 800  # more than are done before the last kill
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_fifty_kills_do_not_change_the_result_and_lose_at_most_one_interval(tmp_path: Path) -> None:
     chance = random.Random(5)

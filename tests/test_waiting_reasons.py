@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from datetime import datetime
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 from fake_pool import FakePool, ScriptedPolicy, in_event_loop, preempt_two_jobs
@@ -14,6 +16,7 @@ from gpu_flows.schedulers.engine import Engine
 from gpu_flows.schedulers.model import Job, Reason
 from gpu_flows.schedulers.policy import Policy, State, make_policy
 from gpu_flows.schedulers.protection import Protection
+from gpu_flows.schedulers.waiting_queue import Entry, Group
 
 
 def reasons(engine: Engine, now: float | None = None) -> dict[str, Reason]:
@@ -92,8 +95,22 @@ def test_the_reasons_of_the_first_places_cost_no_sort_of_the_queue() -> None:
     jobs = [Job(f"{number:05}", number, 1 + number % 3, priority=number % 7) for number in range(3000)]
     engine = engine_with("priority", *jobs, cluster="1x1")
     everything = [job.id for job, _ in engine.reasons()]
-    assert [job.id for job, _ in engine.reasons(limit=50)] == everything[:50]
     assert everything == [job.id for job in engine._queue]
+    with mock.patch.object(Group, "in_order", count_reads(Group.in_order)) as counted:
+        assert [job.id for job, _ in engine.reasons(limit=50)] == everything[:50]
+    assert counted.reads < 100
+
+
+def count_reads(in_order: Callable[[Group], Iterator[Entry]]) -> Any:
+    """Count the entries that are read from all groups, in the attribute `reads`."""
+
+    def counted(group: Group) -> Iterator[Entry]:
+        for entry in in_order(group):
+            counted.reads += 1  # type: ignore[attr-defined]
+            yield entry
+
+    counted.reads = 0  # type: ignore[attr-defined]
+    return counted
 
 
 # -- jobs that make room ----------------------------------------------------------------------

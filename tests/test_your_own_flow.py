@@ -77,6 +77,7 @@ class Reader:
         return done.stdout
 
 
+@pytest.mark.long
 def test_the_page_from_a_plain_flow_to_sql(new_stack: Callable[..., Stack], tmp_path: Path) -> None:
     stack = new_stack("2x4:GTX 1080 Ti:11")
     pool = Pool(stack)

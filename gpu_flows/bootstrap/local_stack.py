@@ -32,7 +32,7 @@ from gpu_flows.runtimes.process_identity import kill_all
 
 PREFECT = (sys.executable, "-m", "prefect")
 SERVER_TIMEOUT_S = 120.0
-WORKER_TIMEOUT_S = 60.0
+WORKER_TIMEOUT_S = 180.0
 STOP_TIMEOUT_S = 25.0
 STOPPED_WITH_STACK = "Stopped, because the gpu-flows that it belonged to (`up` or `demo`) was stopped."
 

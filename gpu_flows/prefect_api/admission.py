@@ -40,17 +40,21 @@ class Line:
     is_limited: bool
     places: list[Place] = field(default_factory=list)
     admitted: set[str] = field(default_factory=set)
+    undecided: set[str] = field(default_factory=set)  # the jobs that were added since the last choice
     room: int | None = None  # how many the limit of the work queue allows; None: any number
 
     def choose(self, count: int | None) -> set[str]:
         """Admit the first `count` jobs. Return the ids of those for which this is a change."""
         if count is None or count >= len(self.places):
-            if len(self.admitted) == len(self.places):
-                return set()
+            if len(self.admitted) + len(self.undecided) == len(self.places):  # all others are admitted
+                changed, self.undecided = self.undecided, set()
+                self.admitted |= changed
+                return changed
             count = len(self.places)
         chosen = {job_id for _, job_id in self.places[:count]}
         changed = chosen ^ self.admitted
         self.admitted = chosen
+        self.undecided.clear()
         return changed
 
     def first(self) -> Iterator[tuple[Place, Line]]:
@@ -156,6 +160,7 @@ class Admission:
     def _add_to_line(self, due: DueJob) -> None:
         line = self._line_of(due)
         insort(line.places, (due.job.order, due.job.id))
+        line.undecided.add(due.job.id)
 
     def _remove_from_line(self, job_id: str) -> None:
         due = self._due.get(job_id)
@@ -168,6 +173,7 @@ class Admission:
         if index < len(line.places) and line.places[index] == place:
             del line.places[index]
         line.admitted.discard(job_id)
+        line.undecided.discard(job_id)
 
     def _remove_condition(self, job_id: str) -> None:
         self._awaited -= Counter(self._conditional.pop(job_id).awaited)  # drops those that nothing waits for

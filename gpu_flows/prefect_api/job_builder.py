@@ -6,7 +6,7 @@ import json
 import math
 import re
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 from uuid import UUID
@@ -45,6 +45,7 @@ from gpu_flows.schedulers.prediction.run_parameters import flatten, shorten
 from gpu_flows.training.config import TrainConfig
 
 TRAIN_SIZES = ("model", "dataset", "size", "samples", "batch_size", "precision")  # what its memory depends on
+ONE_HOST = "a container runs on one host"
 PRIORITY_CLASSES = {"low": -100, "normal": 0, "high": 100, "urgent": 1000}
 
 
@@ -59,6 +60,7 @@ class DueJob:
     after_any: tuple[str, ...] = ()  # ids of runs that must end first, in whatever way
     memory_step: str = ""  # the training step from which its memory can be predicted
     is_predicting: bool = False  # its memory is being predicted
+    notice: str = ""  # for the log of its run
 
     @property
     def awaited(self) -> tuple[str, ...]:
@@ -92,10 +94,14 @@ def build_job(
         queue_priority=queue_priority,
         host_request=_host_request(variables),
     )
+    notice = ""
+    if cluster.hosts:  # all devices are theirs, so every job that has one runs in a container
+        job = replace(job, may_span_nodes=False, one_node=ONE_HOST)
+        notice = f"may_span_nodes has no effect: {ONE_HOST}." if wanted.may_span_nodes else ""
     after = _check_run_ids("after", wanted.after)
     after_any = _check_run_ids("after_any", wanted.after_any)
     step = wanted.memory_step or _find_step(deployment)
-    return DueJob(job, run.work_queue_name or "", wanted.hold, after, after_any, step)
+    return DueJob(job, run.work_queue_name or "", wanted.hold, after, after_any, step, notice=notice)
 
 
 def build_unusable_job(run: FlowRun, deployment: DeploymentResponse | None, pool: WorkPool) -> Job:

@@ -225,6 +225,8 @@ class QueueSync:
             if job.id not in self._recorded:
                 self._recorded.add(job.id)
                 self._record(await self._due_jobs.describe(job))
+                if due.notice:
+                    self._gateway.tell(job, due.notice)
             if not self._dispatcher.is_executing(job.id):
                 self._admission.put(due)
         if self._admission.awaited_runs:

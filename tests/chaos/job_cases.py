@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from chaos.lab import Lab, restarted
+from chaos.lab import Lab
 from chaos.workload import Counts
 
 from gpu_flows.common.retry import wait_until
@@ -103,20 +103,20 @@ def swapped_policies(lab: Lab) -> Counts:
 
 
 def hostile_policies(lab: Lab) -> Counts:
-    """Policies of a plugin that sleep, raise, allocate, exit and end the process. A supervisor starts the
-    worker again when it has ended."""
+    """Policies of a plugin that sleep, raise, allocate, exit and end the process. The worker outlives all."""
     plugin = _install_plugin(lab.folder / "plugin")
     stack = lab.stack()
     load = lab.workload(stack)
-    with restarted(stack, PYTHONPATH=f"{plugin}:{os.environ.get('PYTHONPATH', '')}"):
-        for name in ("sleeps", "raises", "allocates", "exits", "dies"):
-            lab.round += 1
-            load.pool.save_policy(name)
-            load.add(8, seconds=0.2)
-            lab.pause(1, 2)
-            wait_until(load.is_done, 60)
-        load.pool.save_policy("fifo")
-        return load.judge()
+    stack.start_worker(PYTHONPATH=f"{plugin}:{os.environ.get('PYTHONPATH', '')}")
+    for name in ("sleeps", "raises", "allocates", "exits", "dies"):
+        lab.round += 1
+        load.pool.save_policy(name)
+        load.add(8, seconds=0.2)
+        lab.pause(1, 2)
+        wait_until(load.is_done, 60)
+        assert stack.worker_alive(), f"policy {name!r} has ended the worker"
+    load.pool.save_policy("fifo")
+    return load.judge()
 
 
 def _install_plugin(folder: Path) -> Path:

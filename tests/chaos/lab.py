@@ -6,10 +6,9 @@ import json
 import os
 import random
 import subprocess
-import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack
 from pathlib import Path
 
 from chaos.workload import Workload
@@ -17,7 +16,7 @@ from live import Pool
 from proxy import Proxy
 from quick_stack import QuickStack
 
-from gpu_flows.bootstrap.local_stack import Stack, StackError
+from gpu_flows.bootstrap.local_stack import Stack
 from gpu_flows.common.retry import wait_until
 from gpu_flows.worker.status import Status
 
@@ -102,24 +101,3 @@ def find_leader(stacks: Sequence[Stack]) -> Stack:
     found = wait_until(lambda: [stack for stack in stacks if leads(stack)], 150)
     assert len(found) == 1, f"{len(found)} workers lead"
     return found[0]
-
-
-@contextmanager
-def restarted(stack: Stack, **env: str) -> Iterator[None]:
-    """Start the worker again whenever it has ended, as systemd does."""
-    done = threading.Event()
-
-    def watch() -> None:
-        while not done.wait(0.5):
-            if not stack.worker_alive():
-                with suppress(StackError):  # it has ended again
-                    stack.start_worker(**env)
-
-    stack.start_worker(**env)
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    try:
-        yield
-    finally:
-        done.set()
-        watcher.join()

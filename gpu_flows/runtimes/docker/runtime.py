@@ -111,8 +111,10 @@ class DockerRuntime:
         self._running.launching[launch.id] = monitored
         self._sender.add(launch.id, buffer)
         try:
-            await monitored.host.run_long(partial(self._start, monitored.host, launch, still_wanted, buffer))
+            start = partial(self._start, monitored.host, launch, still_wanted, buffer)
+            started = await monitored.host.run_long(start)
         except StartUnconfirmed as error:
+            started = time.time()
             log.warning(
                 "Unknown yet whether %s started on %s: %s", launch.job.name, monitored.host.name, error
             )
@@ -127,7 +129,6 @@ class DockerRuntime:
             raise
         finally:
             self._running.launching.pop(launch.id, None)
-        started = time.time()
         self._running.follow(launch, monitored, buffer, may_start=True)
         asyncio.get_running_loop().call_later(FIRST_USAGE_S, monitored.health.check_now)
         return describe_attempt(launch, monitored, started)
@@ -144,9 +145,10 @@ class DockerRuntime:
 
     def _start(
         self, host: Host, launch: Launch, still_wanted: Callable[[], bool], buffer: OutputBuffer
-    ) -> None:
-        """Start the container. Blocks."""
-        rules = self._hosts.rules
+    ) -> float:
+        """Start the container, and return when that was asked of Docker: a short one may have ended before
+        Docker answers. Blocks."""
+        rules, started = self._hosts.rules, time.time()
 
         def report(text: str) -> None:
             buffer.add_note(text, time.time_ns() // 1000)
@@ -156,7 +158,9 @@ class DockerRuntime:
                 self._checkpoints.prepare(launch, host, self._hosts.find, rules.lost_after_seconds, report)
 
         def mark_started() -> None:
+            nonlocal started
             self._attempt_store.mark_started(launch)
+            started = time.time()
 
         mounts = checkpoint_mounts(launch, host)
         opened = self._mounts.setdefault(launch.id, OpenMounts(rules.mount_roots, host.socket_path))
@@ -172,6 +176,7 @@ class DockerRuntime:
             opened,
             mounts,
         ).run()
+        return started
 
     def _close_mounts(self, attempt: str) -> None:
         if opened := self._mounts.pop(attempt, None):
