@@ -47,6 +47,7 @@ NAMES = (*OF_JOB, *OF_CLUSTER)
 LIMIT = 10.0  # features are cut off here
 
 ENOUGH = 8  # ended jobs that make a narrower group of jobs known
+WELL_KNOWN = 64  # ended jobs of a group; more of them change nothing
 REVIEW_GROWTH = 0.3  # a running job is judged again when it has run this much longer,
 REVIEW_SHARE = 0.05  # or for this part of the mean run time, if that is more
 
@@ -115,7 +116,7 @@ class JobTable:
             math.log1p(sum(wanted) / devices),
             math.log1p(len(wanted) / devices),
             state.cluster.idle / devices,
-            math.log1p(self.all.count) / 6,
+            math.log1p(min(self.all.count, WELL_KNOWN)) / math.log1p(WELL_KNOWN),
             sum(map(_log, wanted)) / max(1, len(wanted)),
         )
         return View(waiting, running, self._scale(self._raw[rows], devices, state.now, situation))
@@ -183,7 +184,7 @@ class JobTable:
         rows[:, 9] = np.log(np.maximum(raw[:, _LEFT_LIKE] / mean, 1e-4))
         rows[:, 10] = np.log(np.maximum(raw[:, _RATE_LIKE] * mean, 1e-4))
         rows[:, 11] = 1 - raw[:, _ALIVE]
-        rows[:, 12] = np.log1p(raw[:, _KNOWN]) / 6
+        rows[:, 12] = np.log1p(np.minimum(raw[:, _KNOWN], WELL_KNOWN)) / math.log1p(WELL_KNOWN)
         rows[:, len(OF_JOB) :] = situation
         np.clip(rows, -LIMIT, LIMIT, out=rows)
         return rows

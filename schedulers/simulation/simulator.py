@@ -143,7 +143,7 @@ class Run:
         self._ends: list[tuple[float, int, str, Running]] = []
         self._due: dict[str, float] = {}  # job id -> when it ends at its present rate
         self._pushed = 0
-        self._ended = 0
+        self.ended = 0  # jobs
         self._memory = TrueMemory(self._arrivals)
         self._dying: set[str] = set()  # running jobs that exceed the memory of a device
         self._unsaved: set[str] = set()  # jobs whose last attempt ended with a breakdown
@@ -173,8 +173,8 @@ class Run:
                 next_arrival += 1
             self.plan(now)
             yield now
-            quiet = quiet + 1 if next_arrival == len(arrivals) and self._ended == ended else 0
-            ended = self._ended
+            quiet = quiet + 1 if next_arrival == len(arrivals) and self.ended == ended else 0
+            ended = self.ended
             endless = quiet > 0 and quiet % PROGRESS_CHECK_EVERY == 0 and not self._has_progress(now)
             if endless:
                 break
@@ -252,9 +252,9 @@ class Run:
         self._count_ended()
 
     def _count_ended(self) -> None:
-        self._ended += 1
-        if self._progress and self._ended % 256 == 0:
-            self._progress(self._ended)
+        self.ended += 1
+        if self._progress and self.ended % 256 == 0:
+            self._progress(self.ended)
 
     def _run_out_of_memory(self, running: Running, now: float) -> None:
         """Let the job wait again with a raised bound, or fail; or go on, if others have made room."""
