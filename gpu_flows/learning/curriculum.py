@@ -33,6 +33,7 @@ WORKLOADS = (
 CLUSTERS = ("1x4", "2x4", "3x4", "1x8", "4x4", "2x8", "3x8", "4x8")
 LOADS = (0.7, 2.5)  # work that arrives, relative to what the cluster can do
 RESTARTS_S = (0.0, 0.0, 10.0, 30.0)  # what a preemption costs
+ON_ONE_NODE = 0.4  # part of the episodes in which jobs must not span nodes, so that placement matters
 SHORTEST, LONGEST = 32, 128  # jobs of an episode
 
 
@@ -57,6 +58,8 @@ class Curriculum:
         else:
             arrivals = _generate(random.choice(self.workloads), jobs, random)
         arrivals = [each for each in arrivals if each.job.gpus <= devices] or arrivals
+        if random.random() < ON_ONE_NODE:
+            arrivals = [_keep_together(each, len(nodes[0].devices)) for each in arrivals]
         low, high = LOADS
         arrivals = set_load(arrivals, devices, low * (high / low) ** random.random())
         return Episode(arrivals, nodes, random.choice(RESTARTS_S))
@@ -64,6 +67,11 @@ class Curriculum:
 
 def _generate(spec: str, jobs: int, random: Random) -> list[Arrival]:
     return parse(spec).model_copy(update={"jobs": jobs}).arrivals(random)
+
+
+def _keep_together(arrival: Arrival, most: int) -> Arrival:
+    """Return the job, confined to one node if one can hold it."""
+    return replace(arrival, job=replace(arrival.job, may_span_nodes=arrival.job.gpus > most))
 
 
 def draw_window(trace: Path, jobs: int, random: Random) -> list[Arrival]:

@@ -192,7 +192,7 @@ class Trainee:
         return SubprocVecEnv(makers, start_method="forkserver")
 
 
-LEARNING_RATE = 3e-4
+LEARNING_RATE = 5e-4
 
 
 def _learning_rate(part: float, _: float) -> float:

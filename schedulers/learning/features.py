@@ -35,6 +35,7 @@ OF_JOB = (
     "rate_like",
     "outlasted",  # the part of those jobs that took no longer than it has run
     "known_like",  # how many of those there were
+    "stopping",  # of a running job: what a stop would cost it, relative to the time it still takes
 )
 OF_CLUSTER = (
     "pressure",  # devices that waiting jobs ask for, relative to all
@@ -46,10 +47,12 @@ OF_CLUSTER = (
 NAMES = (*OF_JOB, *OF_CLUSTER)
 LIMIT = 10.0  # features are cut off here
 
-ENOUGH = 8  # ended jobs that make a narrower group of jobs known
+ENOUGH = 5  # ended jobs that make a narrower group of jobs known
 WELL_KNOWN = 64  # ended jobs of a group; more of them change nothing
+RESTART_S = 30.0  # what a preemption is assumed to cost a job
+LEASE_S = 60.0  # a job keeps its devices for this long
 REVIEW_GROWTH = 0.3  # a running job is judged again when it has run this much longer,
-REVIEW_SHARE = 0.05  # or for this part of the mean run time, if that is more
+REVIEW_SHARE = 0.05  # or for this part of the mean run time, if that is more, but at least for a lease
 
 # Columns of the raw table, from which the features are computed for all jobs at once.
 _ATTAINED, _BORN, _GPUS, _PREEMPTIONS, _LEFT, _RATE, _LEFT_LIKE, _RATE_LIKE, _ALIVE, _KNOWN, _RUNS = range(11)
@@ -121,9 +124,9 @@ class JobTable:
         )
         return View(waiting, running, self._scale(self._raw[rows], devices, state.now, situation))
 
-    def next_review(self, state: State) -> float:
+    def next_review(self, state: State, lease_s: float = LEASE_S) -> float:
         """Return when a running job will have run so much longer that it should be judged again."""
-        now, least = state.now, REVIEW_SHARE * self.all.mean_s
+        now, least = state.now, max(1.0, lease_s, REVIEW_SHARE * self.all.mean_s)
         ran = min((_ran(each, now) for each in state.running.values() if each.devices), default=math.inf)
         return now + max(REVIEW_GROWTH * ran, least)
 
@@ -185,6 +188,7 @@ class JobTable:
         rows[:, 10] = np.log(np.maximum(raw[:, _RATE_LIKE] * mean, 1e-4))
         rows[:, 11] = 1 - raw[:, _ALIVE]
         rows[:, 12] = np.log1p(np.minimum(raw[:, _KNOWN], WELL_KNOWN)) / math.log1p(WELL_KNOWN)
+        rows[:, 13] = raw[:, _RUNS] * np.log1p(RESTART_S * raw[:, _RATE_LIKE])
         rows[:, len(OF_JOB) :] = situation
         np.clip(rows, -LIMIT, LIMIT, out=rows)
         return rows

@@ -52,6 +52,7 @@ def make_network(placements: int, seed: int = 0) -> Network:
     skip = np.zeros((features, outputs), np.float32)
     skip[NAMES.index("rate_like"), 0] = 1.0
     skip[NAMES.index("devices"), 0] = -1.0
+    skip[NAMES.index("stopping"), 0] = 1.0
     return Network(
         w1=draw(features, HIDDEN),
         b1=np.zeros(HIDDEN, np.float32),

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field
 
-from gpu_flows.schedulers.learning.features import JobTable, Floats, View
+from gpu_flows.schedulers.learning.features import LEASE_S, Floats, JobTable, View
 from gpu_flows.schedulers.learning.weights import Weights, WeightsError, load, pretrained
 from gpu_flows.schedulers.model import Device, Job, Progress, Running
 from gpu_flows.schedulers.placement.options import PlacementOptions
@@ -17,6 +17,7 @@ from gpu_flows.schedulers.policy_support.starting import run_by_rank_on, start_i
 from gpu_flows.schedulers.running_order import RunningRank
 
 NOTABLE = 0.01  # a smaller change of a score leaves the job where it is
+LEASED = 1e6  # what a job has ahead of all others until its lease is over
 
 
 def _check_fallback(name: str) -> str:
@@ -31,6 +32,9 @@ class RlOptions(PlacementOptions):
 
     learned_placement: bool = Field(default=True, title="Learned placement")
     """Let the network choose between the placements that it was trained with, in place of the one above."""
+
+    lease_s: float = Field(default=LEASE_S, ge=0, title="Lease (seconds)")
+    """How long a job keeps its devices before a job with a better score may have them."""
 
     fallback: Annotated[str, AfterValidator(_check_fallback)] = Field(default="tiresias", title="Fallback")
     """The policy that decides where the network was not trained, or while its weights cannot be used."""
@@ -64,10 +68,13 @@ class Rl(Policy[RlOptions]):
         self._uses_fallback = False
         self._weights: Weights | None = None
         self._unusable = ""
+        self._now = 0.0
         try:
             self._weights = load(Path(self.options.weights)) if self.options.weights else pretrained()
         except WeightsError as error:
             self._unusable = str(error)
+        self._margin = float(self._weights.network.margin[0]) if self._weights else 0.0
+        self._leased: list[str] = []  # jobs whose leases were not over in the last plan
         placements = self._weights.header.placements if self._weights else ()
         self._choices = [self.options.model_copy(update={"placement": name}) for name in placements]
         if not self.options.learned_placement:
@@ -85,11 +92,11 @@ class Rl(Policy[RlOptions]):
             return self._fallback.running_rank(running)
         if not running.devices or self._weights is None:
             return None
-        margin = float(self._weights.network.margin[0])
-        return RunningRank(-self._scores.get(running.job.id, 0.0) - margin)
+        ahead = self._margin if running.since + self.options.lease_s <= self._now else LEASED
+        return RunningRank(-self._scores.get(running.job.id, 0.0) - ahead)
 
     def plan(self, state: State) -> None:
-        table = self._table
+        table, self._now = self._table, state.now
         table.learn_from_ended(state)
         view = table.view(state)
         self._decide_who(state, self._find_trouble(view.rows))
@@ -99,7 +106,7 @@ class Rl(Policy[RlOptions]):
             self._score(state, view)
             self._run(state)
             if len(state.queue):
-                state.draft.wake_at(table.next_review(state))
+                state.draft.wake_at(table.next_review(state, self.options.lease_s))
         table.remember_running(state)
 
     def _score(self, state: State, view: View) -> None:
@@ -116,6 +123,11 @@ class Rl(Policy[RlOptions]):
                 self._scores[job_id] = known
             else:
                 rerank(job_id)
+        for job_id in self._leased:
+            if job_id in state.running:
+                rerank(job_id)
+        lease = self.options.lease_s
+        self._leased = [each.job.id for each in view.running if each.since + lease > state.now]
 
     def _run(self, state: State) -> None:
         """Start jobs in order, and preempt running ones with a worse score for them."""

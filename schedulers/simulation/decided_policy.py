@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpu_flows.schedulers.learning.decisions import Decisions, Start, Stop
-from gpu_flows.schedulers.learning.features import NAMES, Floats, JobTable
+from gpu_flows.schedulers.learning.features import LEASE_S, NAMES, Floats, JobTable
 from gpu_flows.schedulers.model import Job, Running
 from gpu_flows.schedulers.placement.options import PlacementOptions
 from gpu_flows.schedulers.policy import Policy, State
@@ -173,11 +173,11 @@ class DecidedPolicy(Policy):
 
     def _stoppable(self) -> list[tuple[int, Running]]:
         assert self._state is not None
-        may_preempt = self._state.may_preempt
+        may_preempt, now = self._state.may_preempt, self._state.now
         return [
             (slot, each)
             for slot, each in enumerate(self._running)
-            if each.since < self._state.now and may_preempt(each) and each not in self._stops
+            if each.since + LEASE_S <= now and may_preempt(each) and each not in self._stops
         ]
 
     def _room(self, job: Job, stopped: Sequence[Running]) -> dict[str, int]:
