@@ -32,7 +32,7 @@ WORKLOADS = (
 )
 CLUSTERS = ("1x4", "2x4", "3x4", "1x8", "4x4", "2x8", "3x8", "4x8")
 LOADS = (0.7, 2.5)  # work that arrives, relative to what the cluster can do
-RESTARTS_S = (0.0, 0.0, 10.0, 30.0)  # what a preemption costs
+RESTARTS = (0.0, 0.0, 0.01, 0.02)  # what a preemption costs, as a part of the mean run time
 ON_ONE_NODE = 0.4  # part of the episodes in which jobs must not span nodes, so that placement matters
 SHORTEST, LONGEST = 32, 128  # jobs of an episode
 
@@ -62,7 +62,8 @@ class Curriculum:
             arrivals = [_keep_together(each, len(nodes[0].devices)) for each in arrivals]
         low, high = LOADS
         arrivals = set_load(arrivals, devices, low * (high / low) ** random.random())
-        return Episode(arrivals, nodes, random.choice(RESTARTS_S))
+        mean_s = sum(each.duration_s for each in arrivals) / len(arrivals)
+        return Episode(arrivals, nodes, random.choice(RESTARTS) * mean_s)
 
 
 def _generate(spec: str, jobs: int, random: Random) -> list[Arrival]:

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from gpu_flows.schedulers.learning.features import NAMES
 from gpu_flows.schedulers.learning.network import Network, make_network
 
-SHARPNESS = 4.0  # before training
+SHARPNESS = 6.0  # before training
 POOLED = 32  # width of the value network
 
 

@@ -31,7 +31,7 @@ from gpu_flows.schedulers.simulation.environment import SchedulingEnv
 PLACEMENTS = ("pack", "spread")
 ENVIRONMENTS = 8  # at once
 STEPS_EACH = 512  # decisions of each environment in an update
-JUDGED_EVERY = 10  # updates
+JUDGED_EVERY = 12  # updates
 STEPS = 400_000  # of each seed, if neither steps nor minutes are given
 
 Progress = Callable[[int, LearningPoint], None]
@@ -165,8 +165,8 @@ class Trainee:
             self._make_environments(),
             learning_rate=LEARNING_RATE,
             n_steps=STEPS_EACH,
-            batch_size=1024,
-            n_epochs=4,
+            batch_size=512,
+            n_epochs=6,
             gamma=1.0,
             gae_lambda=0.97,
             clip_range=0.15,
@@ -192,7 +192,7 @@ class Trainee:
         return SubprocVecEnv(makers, start_method="forkserver")
 
 
-LEARNING_RATE = 5e-4
+LEARNING_RATE = 1e-3
 
 
 def _learning_rate(part: float, _: float) -> float:

@@ -50,7 +50,7 @@ LIMIT = 10.0  # features are cut off here
 ENOUGH = 5  # ended jobs that make a narrower group of jobs known
 WELL_KNOWN = 64  # ended jobs of a group; more of them change nothing
 RESTART_S = 30.0  # what a preemption is assumed to cost a job
-LEASE_S = 60.0  # a job keeps its devices for this long
+LEASE_S = 120.0  # a job keeps its devices for this long
 REVIEW_GROWTH = 0.3  # a running job is judged again when it has run this much longer,
 REVIEW_SHARE = 0.05  # or for this part of the mean run time, if that is more, but at least for a lease
 
@@ -114,15 +114,16 @@ class JobTable:
         rows = [self._row_of_waiting(job, progress(job.id)) for job in waiting]
         rows += [self._row_of_running(each, state.now) for each in running]
         devices = max(1, len(state.cluster.devices))
-        wanted = [job.gpus for job in waiting]
+        raw = self._raw[rows]
+        wanted = raw[: len(waiting), _GPUS]
         situation = (
-            math.log1p(sum(wanted) / devices),
+            math.log1p(float(wanted.sum()) / devices),
             math.log1p(len(wanted) / devices),
             state.cluster.idle / devices,
             math.log1p(min(self.all.count, WELL_KNOWN)) / math.log1p(WELL_KNOWN),
-            sum(map(_log, wanted)) / max(1, len(wanted)),
+            float(np.log(np.maximum(wanted, 1)).sum()) / max(1, len(wanted)),
         )
-        return View(waiting, running, self._scale(self._raw[rows], devices, state.now, situation))
+        return View(waiting, running, self._scale(raw, devices, state.now, situation))
 
     def next_review(self, state: State, lease_s: float = LEASE_S) -> float:
         """Return when a running job will have run so much longer that it should be judged again."""
@@ -233,6 +234,3 @@ def _groups(job: Job) -> tuple[object, ...]:
 def _ran(running: Running, now: float) -> float:
     return running.before.ran_s + max(0.0, now - running.since)
 
-
-def _log(gpus: int) -> float:
-    return math.log(gpus) if gpus > 1 else 0.0
