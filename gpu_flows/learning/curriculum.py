@@ -13,7 +13,7 @@ from random import Random
 
 from gpu_flows.schedulers.cluster.spec import declare
 from gpu_flows.schedulers.model import all_devices
-from gpu_flows.schedulers.simulation.environment import Episode
+from gpu_flows.schedulers.simulation.episode import Episode
 from gpu_flows.schedulers.simulation.generators import parse
 from gpu_flows.schedulers.traces import load
 from gpu_flows.schedulers.workload import Arrival
@@ -53,17 +53,19 @@ class Curriculum:
         jobs = random.randint(SHORTEST, most)
         nodes = declare(random.choice(self.clusters))
         devices = len(all_devices(nodes))
-        if self.traces and random.random() < 0.5:
-            arrivals = draw_window(random.choice(self.traces), jobs, random)
+        if self.traces and (not self.workloads or random.random() < 0.5):
+            trace = random.choice(self.traces)
+            name, arrivals = trace.stem, draw_window(trace, jobs, random)
         else:
-            arrivals = _generate(random.choice(self.workloads), jobs, random)
+            name = random.choice(self.workloads)
+            arrivals = _generate(name, jobs, random)
         arrivals = [each for each in arrivals if each.job.gpus <= devices] or arrivals
         if random.random() < ON_ONE_NODE:
             arrivals = [_keep_together(each, len(nodes[0].devices)) for each in arrivals]
         low, high = LOADS
         arrivals = set_load(arrivals, devices, low * (high / low) ** random.random())
         mean_s = sum(each.duration_s for each in arrivals) / len(arrivals)
-        return Episode(arrivals, nodes, random.choice(RESTARTS) * mean_s)
+        return Episode(arrivals, nodes, random.choice(RESTARTS) * mean_s, name)
 
 
 def _generate(spec: str, jobs: int, random: Random) -> list[Arrival]:

@@ -78,7 +78,7 @@ def train(
     began = time.monotonic()
     torch.set_num_threads(1)  # more would not help so small a network, and take cores from the environments
     curriculum = Curriculum(tuple(workloads), tuple(clusters), tuple(traces))
-    judge = Judge(replace(curriculum, drawn=1_000))
+    judge = Judge(replace(curriculum))
     best: Candidate | None = None
     curves: dict[int, list[LearningPoint]] = {}
     ratio_before = 0.0

@@ -14,7 +14,6 @@ an episode's value may use it, in training.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from random import Random
 from typing import Any, SupportsInt
 
@@ -25,28 +24,17 @@ from numpy.typing import NDArray
 
 from gpu_flows.schedulers.learning.decisions import Decisions, Start, Stop
 from gpu_flows.schedulers.learning.features import LIMIT, NAMES, Floats
-from gpu_flows.schedulers.model import Node
 from gpu_flows.schedulers.policy import make_policy
-from gpu_flows.schedulers.simulation.conditions import Conditions
 from gpu_flows.schedulers.simulation.decided_policy import DecidedPolicy
+from gpu_flows.schedulers.simulation.episode import Episode
 from gpu_flows.schedulers.simulation.rewards import Baseline, RewardMeter, parse_reward
-from gpu_flows.schedulers.simulation.simulator import Run, simulate
+from gpu_flows.schedulers.simulation.simulator import Run
 from gpu_flows.schedulers.simulation.summary import turnarounds_s
-from gpu_flows.schedulers.workload import Arrival
 
 Observation = dict[str, Floats]
 NODES = 16  # that an observation shows
 OF_NODE = 3  # idle devices, devices, and whether there is such a node
 OF_OUTLOOK = 6  # see `_foresee`
-
-
-@dataclass(frozen=True)
-class Episode:
-    """A workload on a cluster, from its first arrival to its last end."""
-
-    arrivals: Sequence[Arrival]
-    nodes: Sequence[Node]
-    restart_s: float = 0.0  # what a preemption costs the job
 
 
 class SchedulingEnv(gym.Env[Observation, SupportsInt]):
@@ -110,11 +98,9 @@ class SchedulingEnv(gym.Env[Observation, SupportsInt]):
     # -- the simulation -----------------------------------------------------------------------
 
     def _begin(self, episode: Episode) -> None:
-        conditions = Conditions(restart_s=episode.restart_s)
-        classical = make_policy(self._baseline)
-        self.baseline = Baseline.of(simulate(episode.arrivals, episode.nodes, classical, conditions))
+        self.baseline = Baseline.of(episode.simulate(make_policy(self._baseline)))
         self._policy = DecidedPolicy(self.decisions, self._placements)
-        self._run = Run(episode.arrivals, episode.nodes, self._policy, conditions)
+        self._run = Run(episode.arrivals, episode.nodes, self._policy, episode.conditions)
         durations = {arrival.job.id: arrival.duration_s for arrival in episode.arrivals}
         self._meter = RewardMeter(self._reward, self.baseline, durations, self._run.engine)
         self._service = {each.job.id: each.duration_s * each.job.gpus for each in episode.arrivals}
