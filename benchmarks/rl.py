@@ -104,7 +104,9 @@ def goals_of(results: Mapping[str, Results]) -> list[Goal]:
         goals.append(Goal(f"turnaround, part of {other}", ratio, 0.8))
         utilization = statistics.fmean(_ratios(results, other, OURS, "utilization"))
         goals.append(Goal(f"utilization of {other}, part of ours", utilization, 1.0))
-    means = {other: statistics.fmean(_ratios(results, OURS, other, "avg_turnaround_s")) for other in (LAS, GITTINS)}
+    means = {
+        other: statistics.fmean(_ratios(results, OURS, other, "avg_turnaround_s")) for other in (LAS, GITTINS)
+    }
     better = max(means, key=lambda other: means[other])
     goals.append(Goal(f"turnaround, part of {better}", means[better], 1.0))
     lost = [

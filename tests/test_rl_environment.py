@@ -104,7 +104,7 @@ def test_no_job_waits_while_it_fits() -> None:
 
 def test_decisions_are_numbered_starts_first_then_stops_then_to_wait() -> None:
     decisions = Decisions(waiting=3, running=2, placements=2)
-    assert [decisions.decode(number) for number in range(decisions.count)] == [
+    assert [decisions.decode(number) for number in range(decisions.total)] == [
         *(Start(slot, placement) for slot in range(3) for placement in range(2)),
         Stop(0),
         Stop(1),

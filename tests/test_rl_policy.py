@@ -159,14 +159,16 @@ def test_unusable_weights_leave_the_decisions_to_the_fallback_which_is_said(tmp_
     assert policy.remark.startswith("tiresias decides in its place: Weights ")
 
 
-def test_outside_what_it_was_trained_on_the_fallback_decides_and_inside_it_decides_again(tmp_path: Path) -> None:
+def test_the_fallback_decides_where_the_network_was_not_trained(tmp_path: Path) -> None:
     high = tuple(0.1 if name == "queue" else 10.0 for name in NAMES)  # hardly any job ever waited
     policy = make_policy("rl", {"weights": untrained(tmp_path / "w.npz", high=high), "fallback": "fifo"})
     engine = Engine(declare("1x2"), policy, can_preempt=True)
     for number in range(8):
         engine.submit(Job(f"job-{number}", float(number)))
     assert started(engine.tick(10.0)) == ["job-0", "job-1"]
-    assert policy.remark == "fifo decides in its place: the network was trained on other values of 'queue' than now."
+    assert policy.remark.startswith(
+        "fifo decides in its place: the network was trained on other values of 'queue'"
+    )
     for number in range(8):
         engine.withdraw(f"job-{number}")
     engine.submit(Job("another", 11.0))

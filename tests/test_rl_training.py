@@ -30,12 +30,17 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(judging, "EPISODES", 2)
 
 
-def test_the_same_seed_gives_the_same_weights_and_a_learning_curve(tmp_path: Path, short: None) -> None:
+def test_the_same_seed_gives_the_same_weights_in_one_process_or_several(tmp_path: Path, short: None) -> None:
     points: list[tuple[int, LearningPoint]] = []
     files = [tmp_path / "first.npz", tmp_path / "second.npz"]
-    for file in files:
+    for file, processes in zip(files, (1, 2), strict=True):
         done = training.train(
-            output=file, steps=128, seeds=[7], command="gpu-flows rl train", progress=lambda *each: points.append(each)
+            output=file,
+            steps=128,
+            seeds=[7],
+            processes=processes,
+            command="gpu-flows rl train",
+            progress=lambda *each: points.append(each),
         )
         assert done.ratio <= done.ratio_before
     assert files[0].read_bytes() == files[1].read_bytes()

@@ -60,7 +60,9 @@ class Evaluation:
 
 
 def evaluate(
-    episodes: Sequence[Episode], policies: Mapping[str, PolicyChoice], progress: Callable[[], None] | None = None
+    episodes: Sequence[Episode],
+    policies: Mapping[str, PolicyChoice],
+    progress: Callable[[], None] | None = None,
 ) -> list[Evaluation]:
     """Simulate each episode under each policy."""
     found = []

@@ -12,7 +12,6 @@ estimated by a network of its own, which is not kept; it also sees how much work
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -30,6 +29,15 @@ POOLED = 32  # width of the value network
 
 class Scorer(nn.Module):
     """The parameters of a `Network` as those of torch."""
+
+    w1: nn.Parameter
+    b1: nn.Parameter
+    w2: nn.Parameter
+    b2: nn.Parameter
+    w3: nn.Parameter
+    b3: nn.Parameter
+    skip: nn.Parameter
+    margin: nn.Parameter
 
     def __init__(self, start: Network) -> None:
         super().__init__()
@@ -79,7 +87,9 @@ def _mean(rows: Tensor, shown: Tensor) -> Tensor:
 class ScoringPolicy(MaskableMultiInputActorCriticPolicy):
     """Decides by scores. `placements` is how many placements there are to choose from."""
 
-    def __init__(self, *arguments: Any, placements: int, network: Network | None = None, **others: Any) -> None:
+    def __init__(
+        self, *arguments: Any, placements: int, network: Network | None = None, **others: Any
+    ) -> None:
         self._placements = placements
         self._start = network or make_network(placements)
         super().__init__(*arguments, **others)
@@ -88,24 +98,25 @@ class ScoringPolicy(MaskableMultiInputActorCriticPolicy):
         spaces = self.observation_space.spaces  # type: ignore[attr-defined]
         self.scorer = Scorer(self._start)
         self.log_sharpness = nn.Parameter(torch.tensor(float(np.log(SHARPNESS))))
-        self.value_net = ValueNetwork(spaces["nodes"].shape[1], spaces["outlook"].shape[0])
-        self.optimizer = self.optimizer_class(self.parameters(), lr=lr_schedule(1), **self.optimizer_kwargs)
+        self.critic = ValueNetwork(spaces["nodes"].shape[1], spaces["outlook"].shape[0])
+        make_optimizer: Any = self.optimizer_class
+        self.optimizer = make_optimizer(self.parameters(), lr=lr_schedule(1), **self.optimizer_kwargs)
 
     def forward(
         self, obs: Any, deterministic: bool = False, action_masks: Any = None
     ) -> tuple[Tensor, Tensor, Tensor]:
         distribution = self.get_distribution(obs, action_masks)
         actions = distribution.get_actions(deterministic=deterministic)
-        return actions, self.value_net(obs), distribution.log_prob(actions)
+        return actions, self.critic(obs), distribution.log_prob(actions)
 
     def evaluate_actions(
         self, obs: Any, actions: Tensor, action_masks: Any = None
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         distribution = self.get_distribution(obs, action_masks)
-        return self.value_net(obs), distribution.log_prob(actions), distribution.entropy()
+        return self.critic(obs), distribution.log_prob(actions), distribution.entropy()
 
     def predict_values(self, obs: Any) -> Tensor:
-        value: Tensor = self.value_net(obs)
+        value: Tensor = self.critic(obs)
         return value
 
     def get_distribution(self, obs: Any, action_masks: Any = None) -> MaskableDistribution:
@@ -129,8 +140,3 @@ class ScoringPolicy(MaskableMultiInputActorCriticPolicy):
         worst = running.masked_fill(hidden, 1e3).min(dim=1, keepdim=True).values
         wait = torch.where(has_target > 0, torch.zeros_like(worst), sharpness * worst)
         return torch.cat((start.flatten(1), stop, wait), dim=1)
-
-
-def count_parameters(networks: Sequence[nn.Module]) -> int:
-    """Return how many numbers the networks have."""
-    return sum(each.numel() for network in networks for each in network.parameters())

@@ -14,8 +14,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
+from gymnasium import Env
 from sb3_contrib import MaskablePPO
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv
 
@@ -61,7 +61,7 @@ def train(
     seeds: Sequence[int] = (0,),
     minutes: float | None = None,
     steps: int | None = None,
-    processes: int = 2,
+    processes: int = 1,
     reward: str = "turnaround",
     start: Network | None = None,
     command: str = "",
@@ -73,7 +73,7 @@ def train(
     of the `traces` are half of the episodes if there are any. `minutes` or `steps` limit each seed; with
     `steps`, the same seed always gives the same weights. `start` is a network to train further. `progress`
     is called with the seed and a point of its learning curve after each update. Checkpoints are written
-    beside `output`.
+    beside `output`. With several `processes`, each environment has its own.
     """
     began = time.monotonic()
     torch.set_num_threads(1)  # more would not help so small a network, and take cores from the environments
@@ -124,7 +124,8 @@ class Trainee:
         """Train until the steps are done or the time is over, and return the best candidate."""
         ends = time.monotonic() + 60 * minutes if minutes else float("inf")
         per_update = ENVIRONMENTS * STEPS_EACH
-        model = self._make_model()
+        environments = self._make_environments()
+        model = self._make_model(environments)
         update = 0
         try:
             self.judge_network(model, 0)
@@ -142,7 +143,7 @@ class Trainee:
                     self.judge_network(model, update * per_update)
             self.judge_network(model, update * per_update)
         finally:
-            model.get_env().close()
+            environments.close()
         assert self.best is not None
         return self.best
 
@@ -159,10 +160,10 @@ class Trainee:
             save(weights, checkpoint)
         self.recording.judged = ratio
 
-    def _make_model(self) -> MaskablePPO:
+    def _make_model(self, environments: VecEnv) -> MaskablePPO:
         return MaskablePPO(
             ScoringPolicy,
-            self._make_environments(),
+            environments,
             learning_rate=LEARNING_RATE,
             n_steps=STEPS_EACH,
             batch_size=512,
@@ -183,7 +184,7 @@ class Trainee:
         )
 
     def _make_environments(self) -> VecEnv:
-        makers = [
+        makers: list[Callable[[], Env[Any, Any]]] = [
             partial(_make_environment, self.curriculum, self.reward, 1_000 * self.seed + number)
             for number in range(ENVIRONMENTS)
         ]

@@ -36,7 +36,7 @@ class Decisions(NamedTuple):
     placements: int
 
     @property
-    def count(self) -> int:
+    def total(self) -> int:
         return self.waiting * self.placements + self.running + 1
 
     @property
@@ -45,7 +45,7 @@ class Decisions(NamedTuple):
 
     @property
     def wait(self) -> int:
-        return self.count - 1
+        return self.total - 1
 
     def decode(self, number: int) -> Start | Stop | None:
         """Return the decision of this number; None is to wait."""

@@ -136,8 +136,11 @@ class JobTable:
     def _row_of_waiting(self, job: Job, progress: Progress) -> int:
         entry = self._entries.get(job.id) or self._enter(job)
         like = entry.like
-        if entry.progress is not progress or entry.version != self.all.version or like is None or (
-            entry.like_version != like.version
+        if (
+            entry.progress is not progress
+            or entry.version != self.all.version
+            or like is None
+            or (entry.like_version != like.version)
         ):
             self._fill(entry, job, progress.ran_s, progress.preemptions, 0.0)
             entry.progress = progress
@@ -171,7 +174,9 @@ class JobTable:
             runs,
         )
 
-    def _scale(self, raw: NDArray[np.float64], devices: int, now: float, situation: tuple[float, ...]) -> Floats:
+    def _scale(
+        self, raw: NDArray[np.float64], devices: int, now: float, situation: tuple[float, ...]
+    ) -> Floats:
         """Turn rows of the raw table into features."""
         mean = self.all.mean_s
         attained, gpus = raw[:, _ATTAINED] / mean, raw[:, _GPUS]
@@ -233,4 +238,3 @@ def _groups(job: Job) -> tuple[object, ...]:
 
 def _ran(running: Running, now: float) -> float:
     return running.before.ran_s + max(0.0, now - running.since)
-

@@ -89,7 +89,9 @@ class Lifetimes:
         cost += (count - order)[None, :] * (times[None, :] - grid[:-1, None])
         rates = np.where(ended > 0, ended / np.maximum(cost, 1e-9), 0.0).max(axis=1)
         self._grid = grid.tolist()
-        self._rows = [Outlook(*row) for row in zip(left.tolist(), rates.tolist(), (alive / count).tolist(), strict=True)]
+        self._rows = [
+            Outlook(*row) for row in zip(left.tolist(), rates.tolist(), (alive / count).tolist(), strict=True)
+        ]
         end = self._grid[-1]
         self._rows.append(Outlook(end, 1 / end, 0.0))
         if not math.isfinite(self.mean_s):

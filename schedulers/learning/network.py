@@ -19,7 +19,9 @@ import numpy as np
 from gpu_flows.schedulers.learning.features import NAMES, Floats
 
 HIDDEN = 32
-ROWS = 192  # evaluated at a time: few enough that numpy uses one thread, which is faster beside other programs
+ROWS = (
+    192  # evaluated at a time: few enough that numpy uses one thread, which is faster beside other programs
+)
 MARGIN = 0.15  # by which a waiting job must be better than the running one that it replaces, before training
 
 

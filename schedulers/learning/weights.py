@@ -91,7 +91,10 @@ def parse(content: bytes, name: str) -> Weights:
         with np.load(BytesIO(content), allow_pickle=False) as arrays:
             found: dict[str, Any] = json.loads(arrays["header"].tobytes())
             network = Network(**{field: arrays[field].astype(np.float32) for field in Network._fields})
-        header = Header(**{key: tuple(value) if isinstance(value, list) else value for key, value in found.items()})
+        values: dict[str, Any] = {
+            key: tuple(value) if isinstance(value, list) else value for key, value in found.items()
+        }
+        header = Header(**values)
     except (ValueError, KeyError, TypeError, OSError, BadZipFile) as error:
         raise WeightsError(f"Weights {name} are not a file of `gpu-flows rl train`: {error}.") from None
     _check(header, network, name)

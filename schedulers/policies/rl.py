@@ -13,7 +13,11 @@ from gpu_flows.schedulers.model import Device, Job, Progress, Running
 from gpu_flows.schedulers.placement.options import PlacementOptions
 from gpu_flows.schedulers.policy import Policy, State, make_policy
 from gpu_flows.schedulers.policy_support.making_room import make_room
-from gpu_flows.schedulers.policy_support.starting import run_by_rank_on, start_in_order_on, find_again_or_place
+from gpu_flows.schedulers.policy_support.starting import (
+    find_again_or_place,
+    run_by_rank_on,
+    start_in_order_on,
+)
 from gpu_flows.schedulers.running_order import RunningRank
 
 NOTABLE = 0.01  # a smaller change of a score leaves the job where it is

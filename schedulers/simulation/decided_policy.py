@@ -31,7 +31,7 @@ class DecidedPolicy(Policy):
     def __init__(self, decisions: Decisions, placements: Sequence[str]) -> None:
         super().__init__()
         self._decisions = decisions
-        self._placing = [PlacementOptions(placement=name) for name in placements]
+        self._placing = [PlacementOptions.model_validate({"placement": name}) for name in placements]
         self._table = JobTable()
         self._state: State | None = None
         self._rows: dict[str, Floats] = {}  # the features of this moment, by job id
@@ -100,7 +100,7 @@ class DecidedPolicy(Policy):
         """Return which decisions are possible now."""
         assert self._state is not None
         self._update_slots(self._state)
-        mask = np.zeros(self._decisions.count, bool)
+        mask = np.zeros(self._decisions.total, bool)
         if self._target is not None:
             first = self._decisions.first_stop
             for slot in self._helpful(self._target[0]):

@@ -37,10 +37,10 @@ OF_NODE = 3  # idle devices, devices, and whether there is such a node
 OF_OUTLOOK = 6  # see `_foresee`
 
 
-class SchedulingEnv(gym.Env[Observation, SupportsInt]):
+class SchedulingEnv(gym.Env[Any, Any]):
     """Episodes are drawn by `episodes`; `waiting` and `running` are the sizes of the windows."""
 
-    metadata = {"render_modes": []}  # noqa: RUF012
+    metadata = {"render_modes": []}
 
     def __init__(
         self,
@@ -68,8 +68,9 @@ class SchedulingEnv(gym.Env[Observation, SupportsInt]):
         self.observation_space = spaces.Dict(
             {name: spaces.Box(-LIMIT, LIMIT, shape, np.float32) for name, shape in shapes.items()}
         )
-        self.action_space = spaces.Discrete(self.decisions.count)
+        self.action_space = spaces.Discrete(self.decisions.total)
         self._shapes = shapes
+        self._mask = np.zeros(self.decisions.total, bool)
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -119,7 +120,7 @@ class SchedulingEnv(gym.Env[Observation, SupportsInt]):
                 return True
             rate = self._meter.cost_rate()
         self._cost -= self._meter.credit(None)
-        self._mask = np.zeros(self.decisions.count, bool)
+        self._mask = np.zeros(self.decisions.total, bool)
         self._mask[-1] = True
         return False
 

@@ -19,8 +19,10 @@ from gpu_flows.learning.judging import (
     Evaluation,
     PolicyChoice,
     draw_episodes,
-    evaluate as evaluate_policies,
     mean_ratio,
+)
+from gpu_flows.learning.judging import (
+    evaluate as evaluate_policies,
 )
 from gpu_flows.schedulers.learning.weights import WeightsError, load, pretrained
 
@@ -74,8 +76,8 @@ def evaluate(
 
 def _make_row(label: str, found: Sequence[Evaluation]) -> list[Any]:
     turnaround, makespan = (
-        mean_ratio([part(each)[label] for each in found], [part(each)["fifo"] for each in found])
-        for part in (lambda each: each.turnaround_s, lambda each: each.makespan_s)
+        mean_ratio([each[label] for each in figures], [each["fifo"] for each in figures])
+        for figures in ([each.turnaround_s for each in found], [each.makespan_s for each in found])
     )
     blind = [{k: v for k, v in each.turnaround_s.items() if k != "srtf"} for each in found]
     won = "" if label == "srtf" else sum(min(each, key=lambda k: each[k]) == label for each in blind)

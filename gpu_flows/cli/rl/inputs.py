@@ -14,7 +14,9 @@ from gpu_flows.schedulers.simulation.generators import WorkloadError, parse
 
 WorkloadOption = Annotated[
     list[str] | None,
-    typer.Option("--workload", metavar="SPEC", help="A generated workload, such as bursty:sigma=2; repeatable."),
+    typer.Option(
+        "--workload", metavar="SPEC", help="A generated workload, such as bursty:sigma=2; repeatable."
+    ),
 ]
 TraceOption = Annotated[
     list[Path] | None,

@@ -32,7 +32,8 @@ def train(
         "rl-weights.npz"
     ),
     steps: Annotated[
-        int | None, typer.Option(min=1, help="Decisions of each seed. The same seed then gives the same weights.")
+        int | None,
+        typer.Option(min=1, help="Decisions of each seed. The same seed then gives the same weights."),
     ] = None,
     minutes: Annotated[float | None, typer.Option(min=0.1, help="Or: how long to train each seed.")] = None,
     seeds: Annotated[str, typer.Option(help="Seeds, such as 1,2; the best of them is kept.")] = "1",
@@ -99,8 +100,8 @@ def train(
         }
         output.print_json(result)
         return
-    header = done.weights.header
-    print(f"Wrote {file}: seed {header.seed} after {header.steps:,} decisions, in {done.seconds / 60:.1f} minutes.")
+    header, minutes = done.weights.header, done.seconds / 60
+    print(f"Wrote {file}: seed {header.seed} after {header.steps:,} decisions, in {minutes:.1f} minutes.")
     print(
         f"Its mean turnaround on workloads kept for the choice is {done.ratio:.3f} times that of tiresias; "
         f"before training it was {done.ratio_before:.3f} times."
@@ -124,7 +125,9 @@ def _progress_bars(
         ids = {seed: bars.add_task(str(seed), total=total, found="") for seed in seeds}
 
         def show(seed: int, point: LearningPoint) -> None:
-            found = f"{point.step:,} decisions, turnaround {point.turnaround_s / point.baseline_turnaround_s:.3f}"
+            found = (
+                f"{point.step:,} decisions, turnaround {point.turnaround_s / point.baseline_turnaround_s:.3f}"
+            )
             done = point.step if steps else point.seconds
             bars.update(ids[seed], completed=done, found=f"{found} of tiresias")
 

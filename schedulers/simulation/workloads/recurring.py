@@ -43,7 +43,8 @@ class Recurring(Workload):
     def arrivals(self, random: Random) -> list[Arrival]:
         kinds = [self._draw_kind(random, number) for number in range(self.kinds)]
         users = [random.sample(kinds, min(3, len(kinds))) for _ in range(self.users)]
-        now, arrivals, left = 0.0, [], 0
+        arrivals: list[Arrival] = []
+        now, left = 0.0, 0
         for id in job_ids(self.jobs):
             if not left:
                 now += random.expovariate(self.rate_per_hour / 3600 / self.group) if arrivals else 0.0
