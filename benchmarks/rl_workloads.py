@@ -19,20 +19,19 @@ from gpu_flows.schedulers.simulation.generators import generate
 from gpu_flows.schedulers.traces import load
 from gpu_flows.schedulers.workload import Arrival, allow_spanning
 
-FIRST_SEED = 700_001
 GENERATED = {  # name: spec without the number of jobs, cluster, load
-    "lognormal": ("poisson:sigma=1.5", "6x8", 1.6),
-    "lognormal, wide": ("poisson:sigma=2.2,sizes=1:50+2:20+4:20+8:10", "5x8", 1.6),
-    "exponential": ("poisson:durations=exponential,mean_s=5400", "10x4", 1.6),
-    "constant": ("poisson:durations=constant", "10x4", 1.4),
-    "bursty": ("bursty:rate_per_hour=400,burst_s=1800", "6x8", 1.5),
-    "bursty, long jobs": ("bursty:mean_s=14400,sigma=1.8", "5x8", 1.8),
-    "recurring": ("recurring:kinds=16,users=10", "6x8", 1.6),
-    "recurring, unlike": ("recurring:kinds=24,between=2,within=0.4", "10x4", 1.6),
-    "recurring, groups": ("recurring:kinds=10,group=8,within=0.8", "5x8", 1.4),
+    "lognormal": ("poisson:sigma=1.5", "5x4", 1.6),
+    "lognormal, wide": ("poisson:sigma=2,sizes=1:50+2:20+4:20+8:10", "5x4", 1.6),
+    "exponential": ("poisson:durations=exponential,mean_s=5400", "5x8", 1.6),
+    "constant": ("poisson:durations=constant", "5x4", 1.4),
+    "bursty": ("bursty:rate_per_hour=400,burst_s=1800", "7x4", 1.5),
+    "bursty, long jobs": ("bursty:mean_s=14400,sigma=1.8", "5x4", 1.8),
+    "recurring": ("recurring:kinds=16,users=10", "7x4", 1.6),
+    "recurring, unlike": ("recurring:kinds=24,between=2,within=0.4", "5x4", 1.6),
+    "recurring, groups": ("recurring:kinds=10,group=8,within=0.8", "5x4", 1.4),
     "ams560": ("ams560:spread=0.3", "1x10", 1.8),
 }
-TRACE_CLUSTER, TRACE_LOAD = "8x8", 1.6
+TRACE_CLUSTER, TRACE_LOAD = "5x8", 1.6
 
 
 @dataclass(frozen=True)
@@ -44,23 +43,23 @@ class Workload:
     nodes: Sequence[Node]
 
 
-def make_generated(jobs: int, seeds: int) -> list[Workload]:
+def make_generated(jobs: int, seeds: range) -> list[Workload]:
     """Return the generated workloads, each with several seeds."""
     found = []
     for name, (spec, cluster, wanted) in GENERATED.items():
         nodes = declare(cluster)
-        for seed in range(FIRST_SEED, FIRST_SEED + seeds):
+        for seed in seeds:
             arrivals = generate(f"{spec},jobs={jobs}", seed)
             arrivals = set_load(arrivals, len(all_devices(nodes)), wanted)
             found.append(Workload(f"{name}, seed {seed}", arrivals, nodes))
     return found
 
 
-def read_windows(trace: Path, jobs: int, count: int) -> list[Workload]:
+def read_windows(trace: Path, jobs: int, seeds: range) -> list[Workload]:
     """Return windows of a trace, at a heavy load."""
     nodes, found = declare(TRACE_CLUSTER), []
     devices = len(all_devices(nodes))
-    for seed in range(FIRST_SEED, FIRST_SEED + count):
+    for seed in seeds:
         window = draw_window(trace, jobs, Random(seed))
         window = allow_spanning([each for each in window if each.job.gpus <= devices], wider_than=8)
         found.append(Workload(f"{trace.stem}, seed {seed}", set_load(window, devices, TRACE_LOAD), nodes))

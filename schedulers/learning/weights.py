@@ -22,7 +22,7 @@ from gpu_flows.schedulers.learning.features import NAMES, Floats
 from gpu_flows.schedulers.learning.network import Network
 
 VERSION = 1  # of the file and of the meaning of the features
-SLACK = 0.5  # how far a feature may be outside the trained range
+SLACK = 1.0  # how far a feature may be outside the trained range
 
 
 class WeightsError(ValueError):
