@@ -109,8 +109,10 @@ class Rl(Policy[RlOptions]):
         elif view.waiting:
             self._score(state, view)
             self._run(state)
+            lease_s = self.options.lease_s
+            self._leased = [id for id, each in state.running.items() if each.since + lease_s > state.now]
             if len(state.queue):
-                state.draft.wake_at(table.next_review(state, self.options.lease_s))
+                state.draft.wake_at(table.next_review(state, lease_s))
         table.remember_running(state)
 
     def _score(self, state: State, view: View) -> None:
@@ -130,8 +132,6 @@ class Rl(Policy[RlOptions]):
         for job_id in self._leased:
             if job_id in state.running:
                 rerank(job_id)
-        lease = self.options.lease_s
-        self._leased = [each.job.id for each in view.running if each.since + lease > state.now]
 
     def _run(self, state: State) -> None:
         """Start jobs in order, and preempt running ones with a worse score for them."""
@@ -163,7 +163,7 @@ class Rl(Policy[RlOptions]):
 
     def _decide_who(self, state: State, trouble: str) -> None:
         """Let the network or the fallback policy decide from now on."""
-        self.remark = f"{self._fallback.name} decides in its place: {trouble}." if trouble else ""
+        self.remark = f"{self._fallback.name} decides in its place: {trouble.rstrip('.')}." if trouble else ""
         if bool(trouble) != self._uses_fallback:
             self._uses_fallback = bool(trouble)
             self._scores.clear()
