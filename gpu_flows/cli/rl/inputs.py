@@ -20,7 +20,7 @@ WorkloadOption = Annotated[
 ]
 TraceOption = Annotated[
     list[Path] | None,
-    typer.Option("--trace", exists=True, dir_okay=False, help="A trace to take windows from; repeatable."),
+    typer.Option("--trace", metavar="FILE", help="A trace to take windows from; repeatable."),
 ]
 ClusterOption = Annotated[
     list[str] | None, typer.Option("--cluster", metavar="SPEC", help="A cluster, such as 4x8; repeatable.")
@@ -37,6 +37,9 @@ def make_curriculum(
             parse(spec)
         for cluster in clusters or ():
             declare(cluster)
+        for trace in traces or ():
+            if not trace.is_file():
+                raise BadInput(f"There is no trace {trace}.")
     except (WorkloadError, ValueError) as error:
         raise BadInput(str(error)) from None
     return Curriculum(specs, tuple(clusters or CLUSTERS), tuple(traces or ()))

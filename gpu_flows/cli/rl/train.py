@@ -25,7 +25,6 @@ from gpu_flows.schedulers.simulation.rewards import MIX, REWARDS, parse_reward
     "gpu-flows rl train --minutes 25",
     "gpu-flows rl train --seeds 1,2,3 --steps 400000 --output my.npz",
     "gpu-flows rl train --trace jobs.csv --cluster 2x8 --reward mix",
-    "gpu-flows policy set rl --option weights=/path/to/my.npz",
 )
 def train(
     file: Annotated[Path, typer.Option("--output", metavar="FILE", help="Where the weights go.")] = Path(
@@ -55,7 +54,7 @@ def train(
 
     Episodes are short generated workloads on small clusters, under heavy load; with --trace, windows of your
     own traces. From time to time the network is judged on workloads that are kept for this, and the best one
-    is written. Under the policy, `gpu-flows policy set rl --option weights=FILE` uses it.
+    is written. `gpu-flows policy set rl --option weights=FILE` uses it.
 
     Needs the extra `rl`: pip install 'gpu-flows[rl,train]'.
     """
