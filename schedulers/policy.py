@@ -120,6 +120,7 @@ class Policy(ABC, Generic[OptionsT]):
     uses_priority: ClassVar[bool] = False  # whether the priority of a job matters to it
     optimizes: ClassVar[str] = ""  # what it is good for, in a few words
     promises: ClassVar[tuple[Promise, ...]] = ()  # with its default options; tests check them
+    remark: str = ""  # what users should know of its last plan, such as that another policy made it
 
     def __init_subclass__(cls, **arguments: Any) -> None:
         super().__init_subclass__(**arguments)

@@ -58,6 +58,7 @@ def show(pool: PoolOption = DEFAULT_POOL, block: BlockOption = "", as_json: Json
         "protection": protection.model_dump() if protection else None,
         "serving": status.policy["serving"] if status else None,
         "error": status.policy["error"] if status else "",
+        "remark": status.policy.get("remark", "") if status else "",
         "benchmark": describe_benchmark(client, pool),
     }
     if as_json:
@@ -77,6 +78,7 @@ def show(pool: PoolOption = DEFAULT_POOL, block: BlockOption = "", as_json: Json
             ("protection", protection.describe() if protection else "invalid in the block"),
             ("serving", f"{found['serving']}, until the policy is corrected" if failed else ""),
             ("error", found["error"]),
+            ("remark", found["remark"]),
             ("benchmark", found["benchmark"]),
         )
     )

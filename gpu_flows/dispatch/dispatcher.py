@@ -270,6 +270,7 @@ class Dispatcher:
         if not self.active:
             return
         planned, error_before = self._clock(), self.engine.policy_error
+        remark_before = self.engine.active_policy.remark
         waiting, began = self.engine.waiting_count, time.perf_counter()
         with self._mark:
             actions = self.engine.tick(planned)
@@ -277,6 +278,10 @@ class Dispatcher:
         error = self.engine.policy_error if self.engine.policy_error != error_before else ""
         if error:
             self._log.error("Policy %r failed; FIFO replaces it: %s", self.engine.policy.name, error)
+        remark = self.engine.active_policy.remark
+        if remark and remark != remark_before and not error:
+            self._log.warning("Policy %r: %s", self.engine.policy.name, remark)
+            error = remark  # so that the history tells who decided
         starts = [action for action in actions if isinstance(action, Start)]
         if actions or error:
             policy = self.engine.policy.name if error else self.engine.active_policy.name

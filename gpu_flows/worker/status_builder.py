@@ -54,6 +54,7 @@ def build_status(
             "options": blocks.policy_options,
             "serving": engine.active_policy.name,
             "error": engine.policy_error or blocks.policy_error,
+            "remark": engine.active_policy.remark,
             "saved": blocks.policy_saved.isoformat() if blocks.policy_saved else None,
         },
         waiting=[

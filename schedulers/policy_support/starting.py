@@ -53,7 +53,7 @@ def run_by_rank(state: State, options: PlacementOptions, strict: bool = False) -
         return start_in_order(state, options, strict)
 
     def find_devices(job: Job) -> tuple[Device, ...]:
-        return _find_devices(state, options, job)
+        return find_again_or_place(state, options, job)
 
     run_by_rank_on(state, find_devices, lambda job: make_room(state, options, job), options, strict)
 
@@ -104,7 +104,7 @@ def _start_until_room_is_made(
     return None
 
 
-def _find_devices(state: State, options: PlacementOptions, job: Job) -> tuple[Device, ...]:
+def find_again_or_place(state: State, options: PlacementOptions, job: Job) -> tuple[Device, ...]:
     """Return devices for the job; if this plan took some from it that are still free, return those, so
     that it need not move."""
     devices = state.draft.taken_from(job.id)

@@ -11,7 +11,7 @@ repairs, then arrivals.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
 
@@ -103,24 +103,30 @@ def simulate(
 ) -> Simulation:
     """Run the workload under the policy. `progress` is called now and then with the number of jobs that
     have ended."""
-    return _Run(arrivals, nodes, policy, conditions or Conditions(), estimates or Oracle(), progress).run()
+    run = Run(arrivals, nodes, policy, conditions, estimates, progress)
+    for _ in run.events():
+        pass
+    return run.simulation
 
 
-class _Run:
+class Run:
+    """A simulation that proceeds event by event, for callers that look at it or decide in between."""
+
     def __init__(
         self,
         arrivals: Iterable[Arrival],
         nodes: Sequence[Node],
         policy: Policy,
-        conditions: Conditions,
-        estimates: Estimates,
-        progress: Callable[[int], None] | None,
+        conditions: Conditions | None = None,
+        estimates: Estimates | None = None,
+        progress: Callable[[int], None] | None = None,
     ) -> None:
+        conditions, estimates = conditions or Conditions(), estimates or Oracle()
         self._arrivals = sorted(arrivals, key=lambda arrival: (arrival.job.submitted, arrival.job.order))
         self._conditions, self._estimates, self._progress = conditions, estimates, progress
         self._keeps_durations = conditions.keep_durations
         network = conditions.network
-        self._engine = Engine(
+        self.engine = Engine(
             nodes,
             policy,
             can_preempt=True,
@@ -128,24 +134,26 @@ class _Run:
             slowdown=conditions.expected_slowdown,
             network=network.slowdown if network else no_slowdown,
         )
-        self._links = Links(self._engine.cluster, network) if network else None
+        self._links = Links(self.engine.cluster, network) if network else None
         self._results = {arrival.job.id: JobResult(arrival) for arrival in self._arrivals}
         if len(self._results) != len(self._arrivals):
             raise ValueError("The workload has two jobs with the same id. Every job needs an id of its own.")
-        self._simulation = Simulation(policy.name, nodes, list(self._results.values()))
-        self._simulation.network = network.name if network else ""
+        self.simulation = Simulation(policy.name, nodes, list(self._results.values()))
+        self.simulation.network = network.name if network else ""
         self._ends: list[tuple[float, int, str, Running]] = []
         self._due: dict[str, float] = {}  # job id -> when it ends at its present rate
         self._pushed = 0
-        self._ended = 0
+        self.ended = 0  # jobs
         self._memory = TrueMemory(self._arrivals)
         self._dying: set[str] = set()  # running jobs that exceed the memory of a device
         self._unsaved: set[str] = set()  # jobs whose last attempt ended with a breakdown
         self._furthest: dict[str, float] = {}  # the most work a job had done at any progress check
 
-    def run(self) -> Simulation:
-        engine, arrivals, ends = self._engine, self._arrivals, self._ends
-        breakdowns = self._conditions.breakdowns(self._simulation.nodes)
+    def events(self) -> Iterator[float]:
+        """Handle one moment with events after the other, and yield its time. The simulation is complete
+        after the last one."""
+        engine, arrivals, ends = self.engine, self._arrivals, self._ends
+        breakdowns = self._conditions.breakdowns(self.simulation.nodes)
         next_arrival, quiet, ended, endless = 0, 0, 0, False
         while True:
             arrival_at = arrivals[next_arrival].job.submitted if next_arrival < len(arrivals) else math.inf
@@ -163,31 +171,36 @@ class _Run:
             while next_arrival < len(arrivals) and arrivals[next_arrival].job.submitted == now:
                 engine.submit(self._estimates.job_for_policy(arrivals[next_arrival]))
                 next_arrival += 1
-            actions = engine.tick(now)
-            self._simulation.decisions += 1
-            if engine.offers:
-                self._simulation.offers.extend((now, offer) for offer in engine.offers)
-            for action in actions:
-                if isinstance(action, Start):
-                    self._start(action, now)
-                elif isinstance(action, Preempt):
-                    self._close_attempt(action.running, now, "preempted")
-                else:
-                    self._refuse(action)
-            quiet = quiet + 1 if next_arrival == len(arrivals) and self._ended == ended else 0
-            ended = self._ended
+            self.plan(now)
+            yield now
+            quiet = quiet + 1 if next_arrival == len(arrivals) and self.ended == ended else 0
+            ended = self.ended
             endless = quiet > 0 and quiet % PROGRESS_CHECK_EVERY == 0 and not self._has_progress(now)
             if endless:
                 break
         self._report_unfinished(endless)
-        self._simulation.policy_error = engine.policy_error
-        return self._simulation
+        self.simulation.policy_error = engine.policy_error
+
+    def plan(self, now: float) -> None:
+        """Let the policy plan, if anything changed, and carry the plan out."""
+        engine = self.engine
+        actions = engine.tick(now)
+        self.simulation.decisions += 1
+        if engine.offers:
+            self.simulation.offers.extend((now, offer) for offer in engine.offers)
+        for action in actions:
+            if isinstance(action, Start):
+                self._start(action, now)
+            elif isinstance(action, Preempt):
+                self._close_attempt(action.running, now, "preempted")
+            else:
+                self._refuse(action)
 
     # -- events -------------------------------------------------------------------------------
 
     def _start(self, start: Start, now: float) -> None:
         job = start.job
-        running = self._engine.running[job.id]
+        running = self.engine.running[job.id]
         result = self._results[job.id]
         before, result.devices = result.devices, start.devices
         result.attempts += 1
@@ -198,9 +211,9 @@ class _Run:
             pause = conditions.pause_s(before, start.devices, job.id not in self._unsaved)
             self._unsaved.discard(job.id)
             crossings = self._links.add(running, now, pause) if self._links else []
-            self._engine.set_rate(job.id, now, self._rate(running), pause)
+            self.engine.set_rate(job.id, now, self._rate(running), pause)
             self._update_rates(running, now, crossings)
-        if self._memory.matters and self._memory.find_overfull(running, self._engine.cluster):
+        if self._memory.matters and self._memory.find_overfull(running, self.engine.cluster):
             self._dying.add(job.id)
         self._expect_end(running)
 
@@ -218,7 +231,7 @@ class _Run:
 
     def _next_end(self) -> float:
         """Return when the next job ends. Drop outdated entries of the heap on the way."""
-        ends, running = self._ends, self._engine.running
+        ends, running = self._ends, self.engine.running
         while ends:
             end, _, job_id, entry = ends[0]
             if running.get(job_id) is entry and self._due[job_id] == end:
@@ -227,11 +240,11 @@ class _Run:
         return math.inf
 
     def _end(self, now: float, _: int, job_id: str, running: Running) -> None:
-        if self._engine.running.get(job_id) is not running or self._due[job_id] != now:
+        if self.engine.running.get(job_id) is not running or self._due[job_id] != now:
             return
         if self._dying and job_id in self._dying:
             return self._run_out_of_memory(running, now)
-        self._engine.ended(job_id)
+        self.engine.ended(job_id)
         result = self._results[job_id]
         result.ended = now
         self._close_attempt(running, now, "completed")
@@ -239,19 +252,19 @@ class _Run:
         self._count_ended()
 
     def _count_ended(self) -> None:
-        self._ended += 1
-        if self._progress and self._ended % 256 == 0:
-            self._progress(self._ended)
+        self.ended += 1
+        if self._progress and self.ended % 256 == 0:
+            self._progress(self.ended)
 
     def _run_out_of_memory(self, running: Running, now: float) -> None:
         """Let the job wait again with a raised bound, or fail; or go on, if others have made room."""
-        job, engine = running.job, self._engine
+        job, engine = running.job, self.engine
         device = self._memory.find_overfull(running, engine.cluster)
         if device is None:
             self._dying.discard(job.id)
             return self._expect_end(running)
         raised = self._memory.raise_bound(running, device, engine.cluster)
-        self._simulation.ooms += 1
+        self.simulation.ooms += 1
         engine.ended(job.id)
         if isinstance(raised, Job):
             engine.submit(raised, replace(running.progress(now), work_s=running.before.work_s))
@@ -267,13 +280,13 @@ class _Run:
         result.ran_s += now - running.since
         if outcome == "preempted":
             # By now the engine has put the job back in the queue or started it on other devices.
-            has_moved = job_id in self._engine.running
-            self._simulation.moves += has_moved
-            self._simulation.preemptions += not has_moved
+            has_moved = job_id in self.engine.running
+            self.simulation.moves += has_moved
+            self.simulation.preemptions += not has_moved
         attempt = Attempt(job_id, running.attempt, running.since, now, running.devices, outcome)
         if len(running.devices) > 1:
-            attempt.tier = self._engine.cluster.tier(running.devices)
-        self._simulation.attempts.append(attempt)
+            attempt.tier = self.engine.cluster.tier(running.devices)
+        self.simulation.attempts.append(attempt)
         crossings: list[Crossing] = []
         if self._links:
             attempt.comm_s = self._links.lost_s(running, now)
@@ -287,7 +300,7 @@ class _Run:
 
     def _apply_breakdown(self, now: float, breakdown: Breakdown) -> None:
         """Take a node or device down, with the jobs on it, or bring it back up."""
-        engine = self._engine
+        engine = self.engine
         if breakdown.device:
             engine.set_health(
                 breakdown.device, breakdown.repaired, "" if breakdown.repaired else "it broke down"
@@ -298,7 +311,7 @@ class _Run:
             return
         for running in list(engine.running.values()):
             if any(breakdown.hits(device) for device in running.devices):
-                self._simulation.losses += 1
+                self.simulation.losses += 1
                 self._unsaved.add(running.job.id)
                 progress = self._conditions.progress_after_breakdown(running, now)
                 engine.requeue(running.job.id, progress)
@@ -306,12 +319,12 @@ class _Run:
 
     def _rate(self, running: Running) -> float:
         slowdown = self._links.slowdown(running) if self._links else 1.0
-        return self._conditions.rate(running.job, running.devices, self._engine, slowdown)
+        return self._conditions.rate(running.job, running.devices, self.engine, slowdown)
 
     def _update_rates(self, running: Running, now: float, crossings: Sequence[Crossing]) -> None:
         """Update the rates of the jobs that share a device with this job, and of those that the network now
         slows down more or less because of it."""
-        engine = self._engine
+        engine = self.engine
         affected = {
             holder
             for device in running.devices
@@ -336,15 +349,15 @@ class _Run:
         never = Reason(
             "endless", "It would never end: no running job makes progress, or breakdowns undo all of it."
         )
-        for job, reason in self._engine.reasons():
+        for job, reason in self.engine.reasons():
             self._results[job.id].reason = never if endless else reason
-        for job_id in self._engine.running:
+        for job_id in self.engine.running:
             self._results[job_id].reason = never
 
     def _has_progress(self, now: float) -> bool:
         """Whether any running job has done more work than at any earlier check."""
         further = False
-        for job_id, running in self._engine.running.items():
+        for job_id, running in self.engine.running.items():
             done = running.work(now)
             if done > self._furthest.get(job_id, 0.0):
                 self._furthest[job_id], further = done, True
