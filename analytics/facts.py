@@ -360,3 +360,28 @@ class ProgressReported(AttemptFact):
     fraction: float
     remaining_s: float
     source: str
+
+
+# -- learned policies -------------------------------------------------------------------------
+
+
+@in_table("learning_points")
+class LearningStep(Fact):
+    """How good a policy was after so many steps of its training."""
+
+    training: str
+    """The name of the training."""
+    seed: int
+    step: int
+    time: float
+    reward: float | None
+    """Of an episode, on average since the point before."""
+    turnaround_s: float | None
+    """The mean turnaround of the jobs of these episodes."""
+    baseline_turnaround_s: float | None
+    """That of the same jobs under the policy that it is compared with."""
+    entropy: float | None
+    """How undecided the policy is."""
+    value_loss: float | None
+    seconds: float
+    """How long the training has taken so far."""
