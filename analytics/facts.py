@@ -11,10 +11,12 @@ second copy changes nothing.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from math import isnan
 from typing import TYPE_CHECKING, ClassVar, TypeVar, dataclass_transform
 
 if TYPE_CHECKING:
+    from gpu_flows.schedulers.learning.curve import LearningPoint
     from gpu_flows.schedulers.model import Job, Offer
 
 
@@ -385,3 +387,9 @@ class LearningStep(Fact):
     value_loss: float | None
     seconds: float
     """How long the training has taken so far."""
+
+    @classmethod
+    def of(cls, point: LearningPoint, training: str, seed: int, time: float) -> LearningStep:
+        """Return the fact of a point of a learning curve. What is not known there (NaN) is None."""
+        known = {name: None if isnan(value) else value for name, value in asdict(point).items()}
+        return cls(training=training, seed=seed, time=time, **known)

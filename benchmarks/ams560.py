@@ -155,10 +155,10 @@ def turnarounds(rows: Results) -> dict[str, tuple[float, float]]:
 
 def make_table(name: str, rows: Results) -> list[str]:
     """Return a Markdown table, the shortest mean turnaround first."""
-    case = CASES[name]
+    case, title = CASES[name], name[0].upper() + name[1:]
     order = sorted(rows, key=lambda label: fmean(run.avg_turnaround_s for run in rows[label]))
     lines = [
-        f"**{name[0].upper()}{name[1:]}** (cluster `{case.cluster}`, `{case.workload}`, {len(rows[FIFO])} workloads)",
+        f"**{title}** (cluster `{case.cluster}`, `{case.workload}`, {len(rows[FIFO])} workloads)",
         "",
         f"| policy | {' | '.join(COLUMNS)} | turnaround against FCFS |",
         f"|---{'|--:' * (len(COLUMNS) + 1)}|",
@@ -178,7 +178,7 @@ def make_table(name: str, rows: Results) -> list[str]:
 
 
 def goals_of(name: str, rows: Results) -> list[Goal]:
-    """Return the goals of the learned policy. Each is a ratio of means, or the worst ratio of all workloads."""
+    """Return the goals of the learned policy: ratios of means, and the worst ratio of all workloads."""
 
     def ratio(figure: str, ours: str, theirs: str) -> float:
         return fmean(getattr(run, figure) for run in rows[ours]) / fmean(

@@ -1,4 +1,4 @@
-"""The live part of the AMS-560 study: the schedule `ams560` of the deployment `benchmark`, on a private server."""
+"""The live part of the AMS-560 study: the schedule `ams560` of the deployment `benchmark`."""
 
 from __future__ import annotations
 

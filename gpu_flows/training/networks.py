@@ -97,7 +97,7 @@ class Forecaster(nn.Module):
 class SoftTrees(nn.Module):
     """Decision trees whose splits are probabilities, so that gradients reach them; their scores add up.
 
-    All nodes of one level of a tree share a split, as in CatBoost: a tree of depth 3 has 3 splits and 8 leaves.
+    All nodes on a level of a tree share a split, as in CatBoost: a tree of depth 3 has 3 splits and 8 leaves.
     """
 
     sides: Tensor
