@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from math import isnan
-from typing import TYPE_CHECKING, ClassVar, TypeVar, dataclass_transform
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, dataclass_transform
 
 if TYPE_CHECKING:
     from gpu_flows.schedulers.learning.curve import LearningPoint
@@ -391,5 +391,6 @@ class LearningStep(Fact):
     @classmethod
     def of(cls, point: LearningPoint, training: str, seed: int, time: float) -> LearningStep:
         """Return the fact of a point of a learning curve. What is not known there (NaN) is None."""
-        known = {name: None if isnan(value) else value for name, value in asdict(point).items()}
+        figures: dict[str, Any] = asdict(point)
+        known = {name: None if isnan(value) else value for name, value in figures.items()}
         return cls(training=training, seed=seed, time=time, **known)

@@ -111,6 +111,6 @@ class SoftTrees(nn.Module):
         self.register_buffer("sides", torch.arange(2**depth)[:, None] >> torch.arange(depth) & 1)
 
     def forward(self, rows: Tensor) -> Tensor:
-        right = torch.sigmoid(4 * self.splits(rows)).unflatten(1, self.shape)[:, :, None]
+        right = torch.sigmoid(4 * self.splits(rows)).view(len(rows), *self.shape)[:, :, None]
         reached = torch.where(self.sides == 1, right, 1 - right).prod(dim=-1)
         return torch.einsum("rtl,tlc->rc", reached, self.leaves)
