@@ -34,16 +34,22 @@ POLICY = "rl"
 
 
 @flow(name="rl-retrain")
-async def rl_retrain(minutes: float = 20.0, seeds: int = 1, apply: bool = True) -> dict[str, Any]:
+async def rl_retrain(
+    minutes: float = 20.0, steps: int = 0, seeds: int = 1, processes: int = 1, apply: bool = True
+) -> dict[str, Any]:
     """Retrain the policy rl. New weights are kept only if they are better on the latest jobs of the pool.
 
     Args:
         minutes: How long to train with each seed.
+        steps: Train for so many decisions instead, which always gives the same weights; 0 goes by the time.
         seeds: How many networks to train; the best one is judged.
+        processes: How many processes to train in. The jobs of the pool may need the other processors.
         apply: Let the pool use the new weights from now on, if its policy is rl.
     """
-    from gpu_flows.learning.training import train
-
+    try:
+        from gpu_flows.learning.training import train
+    except ImportError as error:
+        raise RuntimeError(f"rl-retrain needs {error.name}: pip install 'gpu-flows[rl]'") from error
     async with get_client() as client:
         pool = await find_own_pool(client)
         chosen = await read_policy(client, pool.blocks.scheduler)
@@ -58,7 +64,9 @@ async def rl_retrain(minutes: float = 20.0, seeds: int = 1, apply: bool = True) 
                 current,
                 train=train,
                 seeds=range(seeds),
-                minutes=minutes,
+                minutes=None if steps else minutes,
+                steps=steps or None,
+                processes=processes,
                 progress=record,
             )
         )

@@ -30,6 +30,7 @@ from gpu_flows.learning.retraining import (
 from gpu_flows.schedulers.cluster.spec import declare
 from gpu_flows.schedulers.learning import weights
 from gpu_flows.schedulers.learning.curve import LearningPoint
+from gpu_flows.schedulers.learning.network import Network
 from gpu_flows.schedulers.policy import make_policy
 from gpu_flows.schedulers.simulation.generators import generate
 from gpu_flows.schedulers.simulation.simulator import simulate
@@ -57,13 +58,16 @@ def training_to(result: weights.Weights, seen: list[Any] | None = None) -> Train
         traces: Sequence[Path],
         seeds: Sequence[int],
         minutes: float | None,
+        steps: int | None,
+        processes: int,
+        start: Network | None,
         command: str,
         progress: Callable[[int, LearningPoint], None] | None,
     ) -> None:
         weights.save(result, output)
         (trace,) = traces
         if seen is not None:
-            seen.append((load(trace).arrivals, list(seeds), minutes, command))
+            seen.append((load(trace).arrivals, list(seeds), minutes, start, command))
         if progress:
             progress(0, LearningPoint(10, 1.0, 2.0, math.nan, 0.5, 0.1, 3.0))
 
@@ -97,7 +101,8 @@ def test_better_weights_are_kept_and_have_not_seen_the_judging_jobs(tmp_path: Pa
     assert weights.load(done.weights).header == weights.pretrained().header
     assert done.judgements[NEW].turnaround_s < done.judgements[CURRENT].turnaround_s
     assert (done.learned, done.judged) == (240, 60)
-    ((learned, seeds, minutes, command),) = seen
+    ((learned, seeds, minutes, start, command),) = seen
+    assert (start.skip == reversed_weights().network.skip).all()  # it continues from the current ones
     assert [arrival.job.id for arrival in learned] == [each.job.id for each in HISTORY.arrivals[:240]]
     assert (seeds, minutes, command) == ([0, 1], 3.0, "rl-retrain on 240 recorded jobs")
     assert points == [(0, 10)]

@@ -1,8 +1,9 @@
 """Retraining of the policy `rl` on the jobs of a pool, and the judgement of the new weights.
 
-The pool's earlier jobs are learned from. Its latest jobs, which the new weights have not seen, are simulated
-on the pool's devices under the new and the current weights and under fifo. The new ones are kept only if the
-mean turnaround is lower than under the current ones, and the makespan not much longer than under fifo.
+The training continues from the current weights, with the earlier jobs of the pool. The latest jobs, which the
+new weights have not seen, are simulated on the pool's devices under the new and the current weights and under
+fifo. The new ones are kept only if the mean turnaround is lower than under the current ones, and the makespan
+not much longer than under fifo.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from typing import Any, Protocol
 from gpu_flows.analytics.recorded_cluster import load_nodes
 from gpu_flows.analytics.recorded_trace import load as load_recorded
 from gpu_flows.schedulers.learning.curve import LearningPoint
+from gpu_flows.schedulers.learning.network import Network
+from gpu_flows.schedulers.learning.weights import Weights, WeightsError, load, pretrained
 from gpu_flows.schedulers.model import Node
 from gpu_flows.schedulers.policy import make_policy
 from gpu_flows.schedulers.simulation.simulator import simulate
@@ -40,6 +43,9 @@ class Train(Protocol):
         traces: Sequence[Path],
         seeds: Sequence[int],
         minutes: float | None,
+        steps: int | None,
+        processes: int,
+        start: Network | None,
         command: str,
         progress: Callable[[int, LearningPoint], None] | None,
     ) -> Any: ...
@@ -88,6 +94,8 @@ def retrain(
     train: Train,
     seeds: Sequence[int] = (0,),
     minutes: float | None = None,
+    steps: int | None = None,
+    processes: int = 1,
     progress: Callable[[int, LearningPoint], None] | None = None,
 ) -> Retrained:
     """Train on the earlier jobs, judge on the latest ones, and leave the new weights at `output` if they are
@@ -105,6 +113,9 @@ def retrain(
             traces=[trace],
             seeds=seeds,
             minutes=minutes,
+            steps=steps,
+            processes=processes,
+            start=read_weights(current).network,
             command=f"rl-retrain on {len(learned)} recorded jobs",
             progress=progress,
         )
@@ -121,6 +132,14 @@ def retrain(
     if refused:
         return Retrained(f"not replaced: {refused}", None, *figures)
     return Retrained("replaced: the mean turnaround is lower", output, *figures)
+
+
+def read_weights(path: str) -> Weights:
+    """Return the weights of a file, or those of the package if there is none that can be used."""
+    try:
+        return load(Path(path)) if path else pretrained()
+    except WeightsError:
+        return pretrained()
 
 
 def judge(
