@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 from analytics_store import Store, T
@@ -11,6 +12,8 @@ from gpu_flows.analytics import sql_files
 from gpu_flows.analytics.charts.learning_chart import draw_learning_chart, read_curves
 from gpu_flows.analytics.facts import LearningStep
 from gpu_flows.analytics.query_runner import run_query
+from gpu_flows.cli.rl.curves import draw_curves, record_curves
+from gpu_flows.schedulers.learning.curve import LearningPoint
 
 
 def record(folder: Path) -> Store:
@@ -72,3 +75,18 @@ def test_the_chart_has_a_line_for_each_training_and_seed(tmp_path: Path) -> None
 def test_charts_of_one_point_of_nothing_and_of_strange_names() -> None:
     parse(draw_learning_chart({EVIL: [(5.0, 0.0)]}))
     assert "No training has recorded a point." in texts(draw_learning_chart({}))
+
+
+def test_the_curves_of_a_training_are_recorded_and_drawn(tmp_path: Path) -> None:
+    points = [LearningPoint(step, -1.0, 90.0, 100.0, 0.5, math.nan, step / 10) for step in (100, 200)]
+    unknown = LearningPoint(300, math.nan, math.nan, math.nan, 0.4, 0.1, 30.0)
+    curves = {3: [*points, unknown], 4: []}
+    database = tmp_path / "warehouse.duckdb"
+    record_curves(curves, "mine", database)
+    found = run_query(
+        database, "select seed, step, turnaround_s, value_loss from learning_points order by step"
+    )
+    assert found.rows == [(3, 100, 90.0, None), (3, 200, 90.0, None), (3, 300, None, 0.1)]
+    seconds = run_query(database, "select epoch(max(time)) - epoch(min(time)) from learning_points").rows
+    assert round(seconds[0][0]) == 20
+    assert {"seed 3", "-10%", "200"} <= set(texts(draw_curves(curves)))
