@@ -391,6 +391,6 @@ class LearningStep(Fact):
     @classmethod
     def of(cls, point: LearningPoint, training: str, seed: int, time: float) -> LearningStep:
         """Return the fact of a point of a learning curve. What is not known there (NaN) is None."""
-        figures: dict[str, Any] = asdict(point)
-        known = {name: None if isnan(value) else value for name, value in figures.items()}
+        known: dict[str, Any] = asdict(point)
+        known.update({name: None for name, value in known.items() if isnan(value)})
         return cls(training=training, seed=seed, time=time, **known)

@@ -27,6 +27,7 @@ from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gpu_flows.schedulers.cluster.node_state import NodeSet, NodeState
 from gpu_flows.schedulers.cluster.state import Cluster
@@ -230,12 +231,7 @@ def fewest_nodes(kinds: Kinds, gpus: int) -> int:
 
 @lru_cache(maxsize=4_096)
 def solve(kinds: Kinds, gpus: int) -> Choice:
-    """Return the choice of `gpus` devices with the least cost; empty if no optimum was proven in time.
-
-    The columns are, for each pattern (a kind, and devices taken from such a node): the number of its nodes,
-    and whether there is one; for each kind: whether a node stays untouched; and the largest and the smallest
-    idle share.
-    """
+    """Return the choice of `gpus` devices with the least cost; empty if no optimum was proven in time."""
     fewest = fewest_nodes(kinds, gpus)
     if not fewest:
         return ()
@@ -246,44 +242,70 @@ def solve(kinds: Kinds, gpus: int) -> Choice:
         for number, (kind, _) in enumerate(kinds)
         for taken in range(1, min(kind.most, gpus) + 1)
     ]
-    most = np.array([min(kinds[number][1], gpus // taken) for number, taken in patterns], float)
-    counted, flagged = range(len(patterns)), range(len(patterns), 2 * len(patterns))
-    untouched = range(2 * len(patterns), 2 * len(patterns) + len(kinds))
-    largest, smallest = untouched.stop, untouched.stop + 1
-    columns = smallest + 1
-    rows: list[tuple[dict[int, float], float, float]] = [
-        ({c: taken for c, (_, taken) in zip(counted, patterns, strict=True)}, gpus, gpus),
-        (dict.fromkeys(counted, 1.0), 0, fewest + MORE_NODES),
-    ]
-    states = []  # (column that is 1 if a node has this idle share, the share)
-    for number, (kind, count) in enumerate(kinds):
-        mine: dict[int, float] = {c: 1.0 for c in counted if patterns[c][0] == number}
-        rows.append((mine, 0, count))
-        rows.append(({**mine, untouched[number]: count}, count, np.inf))
-        states.append((untouched[number], kind.idle_share()))
-    for c, (number, taken) in zip(counted, patterns, strict=True):
-        rows.append(({c: -1.0, flagged[c]: most[c]}, 0, np.inf))
-        states.append((flagged[c], kinds[number][0].idle_share(taken)))
-    for column, share in states:
-        rows.append(({largest: 1.0, column: -share}, 0, np.inf))
-        rows.append(({smallest: 1.0, column: 1.0}, -np.inf, 1 + share))
-    matrix = np.zeros((len(rows), columns))
-    for row, (entries, _, _) in enumerate(rows):
-        matrix[row, list(entries)] = list(entries.values())
-    objective, upper, integral = np.zeros(columns), np.ones(columns), np.ones(columns)
-    objective[: len(patterns)] = [kinds[number][0].cost(taken) for number, taken in patterns]
-    objective[largest], objective[smallest] = IMBALANCE, -IMBALANCE
-    upper[: len(patterns)] = most
-    integral[[largest, smallest]] = 0
-    limits = LinearConstraint(matrix, [least for _, least, _ in rows], [most for _, _, most in rows])
+    program = Program(kinds, patterns, gpus, fewest + MORE_NODES)
     found = milp(
-        objective,
-        constraints=limits,
-        bounds=Bounds(0, upper),
-        integrality=integral,
+        program.objective,
+        constraints=LinearConstraint(*program.constraints()),
+        bounds=Bounds(0, program.upper),
+        integrality=program.integral,
         options=SOLVER_LIMITS,
     )
     if found.status != 0:  # not proven optimal
         return ()
     nodes = np.rint(found.x[: len(patterns)]).astype(int).tolist()
     return tuple((*pattern, count) for pattern, count in zip(patterns, nodes, strict=True) if count)
+
+
+class Program:
+    """The integer program for patterns: (number of the kind, devices taken from such a node).
+
+    Columns: for each pattern the number of its nodes, and whether there is one; for each kind whether a node
+    stays untouched; the largest and the smallest idle share of a node.
+    """
+
+    def __init__(self, kinds: Kinds, patterns: Sequence[tuple[int, int]], gpus: int, most_nodes: int) -> None:
+        count = len(patterns)
+        self._counted, self._flagged = range(count), range(count, 2 * count)
+        self._untouched = range(2 * count, 2 * count + len(kinds))
+        self._largest, self._smallest = self._untouched.stop, self._untouched.stop + 1
+        self._rows: list[tuple[dict[int, float], float, float]] = []  # coefficients, least, most
+        columns = self._smallest + 1
+        self.objective, self.upper, self.integral = np.zeros(columns), np.ones(columns), np.ones(columns)
+        self.objective[:count] = [kinds[number][0].cost(taken) for number, taken in patterns]
+        self.objective[self._largest], self.objective[self._smallest] = IMBALANCE, -IMBALANCE
+        self.upper[:count] = [min(kinds[number][1], gpus // taken) for number, taken in patterns]
+        self.integral[[self._largest, self._smallest]] = 0
+        self._limit_choice(kinds, patterns, gpus, most_nodes)
+        self._measure_shares(kinds, patterns)
+
+    def _limit_choice(
+        self, kinds: Kinds, patterns: Sequence[tuple[int, int]], gpus: int, most_nodes: int
+    ) -> None:
+        """As many devices as the job needs, on so many nodes, of which each is in one pattern at most."""
+        self._add({column: patterns[column][1] for column in self._counted}, gpus, gpus)
+        self._add(dict.fromkeys(self._counted, 1.0), 0, most_nodes)
+        for number, (_, nodes) in enumerate(kinds):
+            chosen = {column: 1.0 for column in self._counted if patterns[column][0] == number}
+            self._add(chosen, 0, nodes)
+            self._add({**chosen, self._untouched[number]: nodes}, nodes, np.inf)
+        for column, flag in zip(self._counted, self._flagged, strict=True):
+            self._add({column: -1.0, flag: self.upper[column]}, 0, np.inf)
+
+    def _measure_shares(self, kinds: Kinds, patterns: Sequence[tuple[int, int]]) -> None:
+        """The largest idle share is that of each node at least, the smallest at most."""
+        shares = {self._untouched[number]: kind.idle_share() for number, (kind, _) in enumerate(kinds)}
+        for flag, (number, taken) in zip(self._flagged, patterns, strict=True):
+            shares[flag] = kinds[number][0].idle_share(taken)
+        for column, share in shares.items():  # a column that is 1 if there is a node with this share
+            self._add({self._largest: 1.0, column: -share}, 0, np.inf)
+            self._add({self._smallest: 1.0, column: 1.0}, -np.inf, 1 + share)
+
+    def _add(self, row: dict[int, float], least: float, most: float) -> None:
+        self._rows.append((row, least, most))
+
+    def constraints(self) -> tuple[NDArray[np.float64], list[float], list[float]]:
+        """Return the matrix, and the least and the most value of each row."""
+        matrix = np.zeros((len(self._rows), len(self.objective)))
+        for number, (row, _, _) in enumerate(self._rows):
+            matrix[number, list(row)] = list(row.values())
+        return matrix, [least for _, least, _ in self._rows], [most for _, _, most in self._rows]
