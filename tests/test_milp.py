@@ -139,11 +139,17 @@ def test_a_limit_that_is_reached_is_no_solution(monkeypatch: pytest.MonkeyPatch)
     solve.cache_clear()
 
 
-@pytest.mark.parametrize("policy", ["fifo", "srtf", "tiresias"])
-def test_policies_place_with_it_and_repeat_themselves(policy: str) -> None:
+@pytest.mark.parametrize(
+    ("policy", "options"), [("fifo", {}), ("tiresias", {}), ("rl", {"learned_placement": False})]
+)
+def test_policies_place_with_it_and_repeat_themselves(policy: str, options: dict[str, bool]) -> None:
     arrivals = allow_spanning(generate("poisson:jobs=60", 3))
     runs = [
-        simulate(arrivals, declare("2x8:A100:80+4x4:V100:16"), make_policy(policy, {"placement": "milp"}))
+        simulate(
+            arrivals,
+            declare("2x8:A100:80+4x4:V100:16"),
+            make_policy(policy, {**options, "placement": "milp"}),
+        )
         for _ in range(2)
     ]
     assert not runs[0].policy_error
