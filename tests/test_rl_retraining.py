@@ -12,7 +12,6 @@ import pytest
 from analytics_store import Store, T
 
 from gpu_flows.analytics.facts import DeviceEvent, DeviceSeen, LearningStep, NodeSeen
-from gpu_flows.analytics.recorded_cluster import load_nodes
 from gpu_flows.analytics.simulated_facts import Experiment, write_simulations
 from gpu_flows.deployments.rl_retrain import build_report
 from gpu_flows.learning.retraining import (
@@ -171,7 +170,8 @@ def test_devices_that_are_gone_are_left_out(tmp_path: Path) -> None:
     recorder.write(DeviceSeen("other", "else", "b", 0, "T4", 16_000, T))
     recorder.write(DeviceEvent(T + 1, "d1", "a", "gone"))
     recorder.close()
-    (node,) = load_nodes(store.database, "gpu")
+    (node,) = History.read(store.database, "gpu").nodes
+    assert not History.read(store.database, "gpu").arrivals
     assert [device.id for device in node.devices] == ["d0"]
     assert node.rack == "r1"
 

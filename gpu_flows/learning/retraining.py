@@ -24,6 +24,7 @@ from gpu_flows.schedulers.model import Node
 from gpu_flows.schedulers.policy import make_policy
 from gpu_flows.schedulers.simulation.simulator import simulate
 from gpu_flows.schedulers.simulation.summary import summarize
+from gpu_flows.schedulers.traces import TraceError
 from gpu_flows.schedulers.workload import Arrival
 
 LEAST_JOBS = 200
@@ -82,8 +83,12 @@ class History:
 
     @classmethod
     def read(cls, database: Path, pool: str) -> History:
-        """Raises TraceError or QueryError."""
-        return cls(load_recorded(database, pool).arrivals, load_nodes(database, pool))
+        """Read the warehouse. What it does not hold yet is empty. Raises QueryError if it cannot be read."""
+        nodes = load_nodes(database, pool)
+        try:
+            return cls(load_recorded(database, pool).arrivals, nodes)
+        except TraceError:  # no job has ended
+            return cls([], nodes)
 
 
 def retrain(
