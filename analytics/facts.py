@@ -11,10 +11,12 @@ second copy changes nothing.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, TypeVar, dataclass_transform
+from dataclasses import asdict, dataclass
+from math import isnan
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, dataclass_transform
 
 if TYPE_CHECKING:
+    from gpu_flows.schedulers.learning.curve import LearningPoint
     from gpu_flows.schedulers.model import Job, Offer
 
 
@@ -360,3 +362,35 @@ class ProgressReported(AttemptFact):
     fraction: float
     remaining_s: float
     source: str
+
+
+# -- learned policies -------------------------------------------------------------------------
+
+
+@in_table("learning_points")
+class LearningStep(Fact):
+    """How good a policy was after so many steps of its training."""
+
+    training: str
+    """The name of the training."""
+    seed: int
+    step: int
+    time: float
+    reward: float | None
+    """Of an episode, on average since the point before."""
+    turnaround_s: float | None
+    """The mean turnaround of the jobs of these episodes."""
+    baseline_turnaround_s: float | None
+    """That of the same jobs under the policy that it is compared with."""
+    entropy: float | None
+    """How undecided the policy is."""
+    value_loss: float | None
+    seconds: float
+    """How long the training has taken so far."""
+
+    @classmethod
+    def of(cls, point: LearningPoint, training: str, seed: int, time: float) -> LearningStep:
+        """Return the fact of a point of a learning curve. What is not known there (NaN) is None."""
+        known: dict[str, Any] = asdict(point)
+        known.update({name: None for name, value in known.items() if isnan(value)})
+        return cls(training=training, seed=seed, time=time, **known)

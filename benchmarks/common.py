@@ -82,6 +82,16 @@ def report(goals: Sequence[Goal], details: dict[str, Any], file: Path | None) ->
     return int(not all(goal.reached for goal in goals))
 
 
+def write_between(path: Path, mark: str, lines: Sequence[str]) -> None:
+    """Replace what is between the marks of that name in a Markdown file."""
+    begin, end = f"<!-- {mark}: begin -->", f"<!-- {mark}: end -->"
+    before, found, rest = path.read_text().partition(begin)
+    _, ended, after = rest.partition(end)
+    if not (found and ended):
+        raise SystemExit(f"{path} has no marks {begin} and {end}.")
+    path.write_text("\n".join([before + begin, *lines, end + after]))
+
+
 # -- running ----------------------------------------------------------------------------------
 
 

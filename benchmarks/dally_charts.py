@@ -1,4 +1,4 @@
-"""The charts of the Dally study: a figure of each scheduler on each workload, with its interval."""
+"""The charts of the studies: a figure of each scheduler on each workload, with its interval."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gpu_flows.analytics.charts.line_charts import COLOURS
 from gpu_flows.analytics.charts.sheet import Sheet, pixels
 
 ROW, GAP, NAMES, FIGURES = 16.0, 14.0, 170.0, 90.0
-FAMILIES = {"dally,": COLOURS[0], "patient": COLOURS[1]}  # others are grey
+FAMILIES = {"dally,": COLOURS[0], "patient": COLOURS[1], "rl": COLOURS[1]}  # others are grey
 
 
 def draw_figures(title: str, subtitle: str, groups: Mapping[str, Mapping[str, tuple[float, float]]]) -> str:

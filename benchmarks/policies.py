@@ -13,12 +13,11 @@ from __future__ import annotations
 
 import multiprocessing
 import time
-from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from common import log_progress, make_parser, report, run_benchmark
+from common import log_progress, make_parser, report, run_benchmark, write_between
 
 from gpu_flows.schedulers.cluster.spec import declare
 from gpu_flows.schedulers.policy import make_policy
@@ -30,7 +29,6 @@ from gpu_flows.schedulers.traces import load
 from gpu_flows.schedulers.workload import Arrival, allow_spanning
 
 SHIPPED = Path(__file__).parents[1] / "tests" / "traces" / "philly" / "philly5k.csv.gz"
-BEGIN, END = "<!-- table: begin -->", "<!-- table: end -->"
 VARIANTS = ("fifo:skip=true", "srtf:by=service", "tiresias:discipline=gittins", "edf:preemptive=false")
 HEADING = {  # column -> figure of the summary
     "mean turnaround": "avg_turnaround_s",
@@ -96,12 +94,6 @@ def _format_cell(column: str, value: float | None) -> str:
     return f"{value:.1%}" if column == "allocation" else f"{value:,.{int(column == 'cpu_s')}f}"
 
 
-def write_table(path: Path, lines: Sequence[str]) -> None:
-    before, _, rest = path.read_text().partition(BEGIN)
-    _, _, after = rest.partition(END)
-    path.write_text("\n".join([before + BEGIN, *lines, END + after]))
-
-
 def main() -> int:
     parser = make_parser(__doc__ or "", 1, "not used: the results are exact")
     parser.add_argument("--trace", type=Path, default=SHIPPED)
@@ -120,7 +112,7 @@ def main() -> int:
     lines = make_table(rows, bounds(arrivals, declare(args.cluster)), args.patience)
     print("\n".join(lines))
     if args.write:
-        write_table(args.write, lines)
+        write_between(args.write, "table", lines)
     return report([], {"rows": rows}, args.json)
 
 

@@ -8,17 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from pathlib import Path
 from typing import Any
 
 from prefect import flow, get_run_logger
 from prefect.artifacts import acreate_markdown_artifact
 from prefect.client.orchestration import get_client
-from prefect.exceptions import ObjectNotFound
-from prefect.runtime import flow_run
 
-from gpu_flows.config.paths import default_warehouse, predictor_folder
-from gpu_flows.config.pool_blocks import BlockNames, read_warehouse
+from gpu_flows.config.paths import predictor_folder
+from gpu_flows.deployments.own_pool import find_own_pool
 from gpu_flows.prediction.predictor_store import PredictorStore
 from gpu_flows.prediction.retraining import Judgement, Retrained, describe_verdict, retrain_and_store
 
@@ -32,8 +29,10 @@ async def retrain(fresh: bool = False) -> dict[str, Any]:
     """
     store = PredictorStore(predictor_folder())
     log = get_run_logger()
+    async with get_client() as client:
+        pool = await find_own_pool(client)
     done = await asyncio.to_thread(
-        retrain_and_store, await _find_warehouse(), store, time.time(), fresh=fresh, say=log.info
+        retrain_and_store, pool.warehouse, store, time.time(), fresh=fresh, say=log.info
     )
     version = done.predictors.version if done.predictors else store.current_version()
     await acreate_markdown_artifact(
@@ -44,18 +43,6 @@ async def retrain(fresh: bool = False) -> dict[str, Any]:
         "replaced": bool(done.predictors),
         "parts": {verdict.part: describe_verdict(verdict) for verdict in done.verdicts},
     }
-
-
-async def _find_warehouse() -> Path:
-    """The warehouse of the pool that this run belongs to, or the default one."""
-    async with get_client() as client:
-        try:
-            run = await client.read_flow_run(flow_run.id)
-            pool = await client.read_work_pool(run.work_pool_name or "")
-            warehouse = await read_warehouse(client, BlockNames.of(pool).warehouse)
-        except ObjectNotFound:
-            return default_warehouse()
-    return Path(warehouse.path).expanduser() if warehouse.path else default_warehouse()
 
 
 def build_report(done: Retrained, version: str) -> str:

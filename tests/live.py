@@ -22,6 +22,7 @@ ENTRYPOINTS = {
     "command": "gpu_flows.flows.command:command",
     "container": "gpu_flows.flows.container:container",
     "retrain": "gpu_flows.deployments.retrain:retrain",
+    "rl-retrain": "gpu_flows.deployments.rl_retrain:rl_retrain",
     "train": "gpu_flows.flows.train:train",
 }
 SET_DIRECTORY = "prefect.deployments.steps.set_working_directory"

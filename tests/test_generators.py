@@ -101,6 +101,18 @@ def test_ams560_has_the_load_that_is_asked_for() -> None:
     assert (lstm.utilization, lstm.job.memory_mb) == (60, 8 * 1024)
 
 
+def test_ams560_keeps_its_load_with_wide_jobs() -> None:
+    jobs = generate("ams560:jobs=2000,devices=12,load=2,wide=true")
+    assert {(arrival.job.kind, arrival.job.gpus) for arrival in jobs} == {
+        ("cnn", 4),
+        ("lstm", 2),
+        ("matrix-multiplication", 1),
+        ("xgboost", 1),
+    }
+    work = sum(arrival.duration_s * arrival.job.gpus for arrival in jobs)
+    assert work / jobs[-1].job.submitted / 12 == pytest.approx(2, rel=0.1)
+
+
 def test_fitted_resembles_its_trace(trace: Path) -> None:
     jobs = generate(f"fitted:trace={trace},jobs=4000")
     small = [arrival for arrival in jobs if arrival.job.gpus == 1]

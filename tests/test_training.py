@@ -79,7 +79,7 @@ def test_the_same_seed_gives_the_same_losses() -> None:
     assert first != losses(config.model_copy(update={"seed": 1}), cpu())
 
 
-@pytest.mark.parametrize("model", ["mlp", "cnn", "resnet", "transformer"])
+@pytest.mark.parametrize("model", ["mlp", "cnn", "resnet", "transformer", "trees"])
 def test_classifiers_report_their_accuracy(model: str) -> None:
     config = TrainConfig(model=model, samples=256, batch_size=32, epochs=8, learning_rate=0.01)
     seen: list[Progress] = []
@@ -231,8 +231,12 @@ def test_invalid_settings_are_named(values: dict[str, object], message: str) -> 
 def test_every_field_of_the_form_has_a_title_and_a_description() -> None:
     schema = TrainConfig.model_json_schema()
     assert schema["title"] == "Training"
-    assert schema["properties"]["model"]["enum"] == ["mlp", "cnn", "resnet", "transformer", "lstm"]
-    assert schema["properties"]["dataset"]["enum"] == ["", "spirals", "digits", "sentences", "waves"]
+    assert schema["properties"]["model"]["enum"] == [
+        *("mlp", "cnn", "resnet", "transformer", "lstm", "matmul", "trees")
+    ]
+    assert schema["properties"]["dataset"]["enum"] == [
+        *("", "spirals", "digits", "sentences", "waves", "products", "tables")
+    ]
     for name, prop in schema["properties"].items():
         assert prop["description"].endswith("."), name
         assert prop["title"][0].isupper(), name
@@ -323,7 +327,7 @@ def test_training_does_not_import_the_compiler() -> None:
     script = (
         "import sys; from gpu_flows.training.config import TrainConfig; assert 'torch' not in sys.modules\n"
         "from gpu_flows.training.loop import train\n"
-        "for model in ('mlp', 'cnn', 'resnet', 'transformer', 'lstm'):\n"
+        "for model in ('mlp', 'cnn', 'resnet', 'transformer', 'lstm', 'matmul', 'trees'):\n"
         "    train(TrainConfig(model=model, samples=16, steps=1))\n"
         "assert 'torch._dynamo' not in sys.modules"
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -59,7 +59,7 @@ def _draw_lines(
     axis_name: str,
 ) -> str:
     """Draw a line for each policy, from 0 to 100 % over the axis, with a legend beside the plot."""
-    legend = min(300.0, 48 + 6.8 * max((len(printable(label)) for label in lines), default=0))
+    legend = legend_width(lines)
     width = WIDTH - LEFT - RIGHT - legend
     height = max(PLOT_HEIGHT, 20.0 * len(lines))
     sheet = Sheet(title, subtitle, WIDTH, TOP + height + BOTTOM)
@@ -69,14 +69,26 @@ def _draw_lines(
         sheet.text(LEFT - 8, y + 4, f"{percent}%", anchor="end", fill=FAINT)
     draw_time_axis(sheet, axis, width, height, axis_name)
     for number, (label, points) in enumerate(lines.items()):
-        style = _line_style(number)
-        if points:
-            path = svg_path((LEFT + width * axis.at(x), TOP + height * (1 - share)) for x, share in points)
-            sheet.add(f'<path d="{path}" fill="none" stroke-width="1.8" stroke-linejoin="round" {style}/>')
-        x, y = LEFT + width + 20, TOP + 12 + 20 * number
-        sheet.add(f'<path d="M{pixels(x)} {pixels(y - 4)}h20" stroke-width="2.5" fill="none" {style}/>')
-        sheet.text(x + 26, y, label, fill=INK)
+        places = [(LEFT + width * axis.at(x), TOP + height * (1 - share)) for x, share in points]
+        draw_line(sheet, number, label, places, LEFT + width)
     return sheet.svg()
+
+
+def legend_width(labels: Iterable[str]) -> float:
+    return min(300.0, 48 + 6.8 * max((len(printable(label)) for label in labels), default=0))
+
+
+def draw_line(
+    sheet: Sheet, number: int, label: str, points: Sequence[tuple[float, float]], right: float
+) -> None:
+    """Draw a line through points in pixels, with its name beside the plot, which ends at `right`."""
+    style = _line_style(number)
+    if points:
+        path = svg_path(points)
+        sheet.add(f'<path d="{path}" fill="none" stroke-width="1.8" stroke-linejoin="round" {style}/>')
+    x, y = right + 20, TOP + 12 + 20 * number
+    sheet.add(f'<path d="M{pixels(x)} {pixels(y - 4)}h20" stroke-width="2.5" fill="none" {style}/>')
+    sheet.text(x + 26, y, label, fill=INK)
 
 
 def _line_style(number: int) -> str:

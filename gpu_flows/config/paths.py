@@ -24,5 +24,10 @@ def predictor_folder() -> Path:
     return home() / "predictors"
 
 
+def weights_folder() -> Path:
+    """Return the folder with retrained weights of the policy rl, which all pools of this machine share."""
+    return home() / "rl"
+
+
 def default_warehouse() -> Path:
     return home() / "warehouse.duckdb"

@@ -105,3 +105,26 @@ def waves(samples: int) -> tuple[Tensor, Tensor]:
         phase = 2 * math.pi * torch.rand(samples, 1)
         wave = wave + torch.sin(speed * time + phase)
     return wave[:, :-1, None], wave[:, 1:, None]
+
+
+@register_dataset("products")
+def products(samples: int) -> tuple[Tensor, Tensor]:
+    """Vectors, and their products with a hidden matrix."""
+    import torch
+
+    width = 64
+    vectors = torch.randn(samples, width)
+    return vectors, vectors @ torch.randn(width, width) / math.sqrt(width)
+
+
+TABLE_CLASSES = 3
+
+
+@register_dataset("tables")
+def tables(samples: int) -> tuple[Tensor, Tensor]:
+    """Rows of numbers in three classes, by thresholds of some columns."""
+    import torch
+
+    rows = torch.randn(samples, 8)
+    above = (rows[:, 0] > 0).long() + (rows[:, 1] * rows[:, 2].sign() > 0.3).long()
+    return rows + 0.1 * torch.randn(samples, 8), above

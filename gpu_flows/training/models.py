@@ -73,3 +73,28 @@ def lstm(size: int, samples: int) -> Recipe:
 
     past, following = datasets.waves(samples)
     return Recipe(networks.Forecaster(width=32 * size), past, following, nn.functional.mse_loss)
+
+
+@register("matmul")
+def matmul(size: int, samples: int) -> Recipe:
+    """Product of two matrices that approximates a hidden matrix."""
+    from torch import nn
+
+    vectors, images = datasets.products(samples)
+    width = vectors.shape[1]
+    network = nn.Sequential(
+        nn.Linear(width, 64 * size, bias=False), nn.Linear(64 * size, images.shape[1], bias=False)
+    )
+    return Recipe(network, vectors, images, nn.functional.mse_loss)
+
+
+@register("trees")
+def trees(size: int, samples: int) -> Recipe:
+    """Ensemble of soft decision trees that classifies rows of a table."""
+    from torch import nn
+
+    from gpu_flows.training import networks
+
+    rows, classes = datasets.tables(samples)
+    network = networks.SoftTrees(rows.shape[1], trees=16 * size, classes=datasets.TABLE_CLASSES)
+    return Recipe(network, rows, classes, nn.functional.cross_entropy)

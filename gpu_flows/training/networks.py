@@ -92,3 +92,25 @@ class Forecaster(nn.Module):
             hidden, _ = self.memory(past)
         forecast: Tensor = self.head(hidden)
         return forecast
+
+
+class SoftTrees(nn.Module):
+    """Decision trees whose splits are probabilities, so that gradients reach them; their scores add up.
+
+    All nodes on a level of a tree share a split, as in CatBoost: a tree of depth 3 has 3 splits and 8 leaves.
+    """
+
+    sides: Tensor
+
+    def __init__(self, columns: int, trees: int, classes: int, depth: int = 3) -> None:
+        super().__init__()
+        self.shape = (trees, depth)
+        self.splits = nn.Linear(columns, trees * depth)
+        self.leaves = nn.Parameter(0.1 * torch.randn(trees, 2**depth, classes))
+        # Which side of each split a leaf is on: one row per leaf.
+        self.register_buffer("sides", torch.arange(2**depth)[:, None] >> torch.arange(depth) & 1)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        right = torch.sigmoid(4 * self.splits(rows)).view(len(rows), *self.shape)[:, :, None]
+        reached = torch.where(self.sides == 1, right, 1 - right).prod(dim=-1)
+        return torch.einsum("rtl,tlc->rc", reached, self.leaves)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -15,6 +16,7 @@ import typer
 from gpu_flows.cli import output
 from gpu_flows.cli.errors import BadInput, CommandError
 from gpu_flows.cli.options import JsonOption, examples
+from gpu_flows.cli.rl.curves import draw_curves, record_curves
 from gpu_flows.cli.rl.inputs import ClusterOption, TraceOption, WorkloadOption, make_curriculum, parse_seeds
 from gpu_flows.schedulers.learning.curve import LearningPoint
 from gpu_flows.schedulers.learning.weights import WeightsError, load
@@ -47,6 +49,12 @@ def train(
     clusters: ClusterOption = None,
     start: Annotated[
         Path | None, typer.Option("--from", metavar="FILE", help="Train these weights further.")
+    ] = None,
+    warehouse: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Record the learning curves in this DuckDB file.")
+    ] = None,
+    chart: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Draw the learning curves as SVG.")
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -86,6 +94,10 @@ def train(
             command=shlex.join(["gpu-flows", *sys.argv[1:]]),
             progress=progress,
         )
+    if warehouse:
+        record_curves(done.curves, f"{file.stem} {time.strftime('%Y-%m-%d %H:%M:%S')}", warehouse)
+    if chart:
+        chart.write_text(draw_curves(done.curves), encoding="utf-8")
     if as_json:
         curves = {seed: [asdict(point) for point in points] for seed, points in done.curves.items()}
         result = {

@@ -75,6 +75,7 @@ AMS560_JOBS = {  # kind -> seconds, utilization in percent, memory in percent of
     "xgboost": (2.77, 30.0, 40.0),
 }
 """The four jobs of the AMS 560 project (github.com/gabbyvaillant/scheduling-algo) as it measured them."""
+AMS560_WIDTHS = {"cnn": 4, "lstm": 2}  # GPUs with the option `wide`; the others have one
 
 
 class Ams560(Workload):
@@ -91,16 +92,22 @@ class Ams560(Workload):
     """How much run times of a kind differ (sigma of a lognormal)."""
     device_memory_gb: Positive = 16
     """Memory of a device. Each job takes the part of it that was measured."""
+    wide: bool = False
+    """Whether a cnn takes 4 GPUs and an lstm 2, for as long as the project measured on one."""
 
     def arrivals(self, random: Random) -> list[Arrival]:
         kinds = [list(AMS560_JOBS)[number % len(AMS560_JOBS)] for number in range(self.jobs)]
         random.shuffle(kinds)
-        work = fmean(seconds for seconds, _, _ in AMS560_JOBS.values())
+        work = fmean(seconds * self._count_gpus(kind) for kind, (seconds, _, _) in AMS560_JOBS.items())
         now, arrivals = 0.0, []
         for id, kind in zip(job_ids(self.jobs), kinds, strict=True):
             seconds, utilization, memory = AMS560_JOBS[kind]
-            job = Job(id, now, memory_mb=round(1024 * self.device_memory_gb * memory / 100), kind=kind)
+            memory_mb = round(1024 * self.device_memory_gb * memory / 100)
+            job = Job(id, now, self._count_gpus(kind), memory_mb, kind=kind)
             duration = seconds * random.lognormvariate(-(self.spread**2) / 2, self.spread)
             arrivals.append(Arrival(job, duration, utilization))
             now += random.expovariate(self.devices * self.load / work)
         return arrivals
+
+    def _count_gpus(self, kind: str) -> int:
+        return AMS560_WIDTHS.get(kind, 1) if self.wide else 1
