@@ -141,7 +141,7 @@ def test_fitted_to_a_single_job(tmp_path: Path) -> None:
     [
         (
             "poison:jobs=3",
-            "no workload 'poison'.* There are: ams560, bursty, fitted, poisson, schedulearn",
+            "no workload 'poison'.* There are: ams560, bursty, fitted, poisson, recurring, schedulearn",
         ),
         ("poisson:jobs", "'jobs' is not KEY=VALUE"),
         ("poisson:jobs=1,jobs=2", "'jobs=2' is given twice"),

@@ -32,7 +32,7 @@ def _check_fallback(name: str) -> str:
 
 class RlOptions(PlacementOptions):
     weights: str = Field(default="", title="Weights")
-    """A file that `gpu-flows rl train` wrote, on the worker's machine; empty for those of the package."""
+    """A file that gpu-flows rl train wrote, on the worker's machine; empty for those of the package."""
 
     learned_placement: bool = Field(default=True, title="Learned placement")
     """Let the network choose between the placements that it was trained with, in place of the one above."""
