@@ -20,8 +20,8 @@ def test_the_benchmark_runs_only_if_asked() -> None:
     """A benchmark changes the policy of the pool while it runs, so nobody gets it unasked."""
     deployments = yaml.safe_load((ROOT / "prefect.yaml").read_text())["deployments"]
     scheduled = {each["name"]: each["schedules"] for each in deployments if each.get("schedules")}
-    assert "benchmark" in scheduled
-    assert [schedule["active"] for schedule in scheduled["benchmark"]] == [False]
+    assert scheduled["benchmark"]
+    assert not any(schedule["active"] for schedule in scheduled["benchmark"])
 
 
 def test_the_example_of_preemption_in_the_readme_preempts_on_the_default_cluster() -> None:
