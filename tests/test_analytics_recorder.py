@@ -23,6 +23,7 @@ from gpu_flows.analytics.facts import (
     Fact,
     FeaturesSeen,
     JobEnded,
+    LearningStep,
     MemoryPeak,
     NodeSeen,
     Offered,
@@ -53,6 +54,7 @@ ONE_OF_EACH: tuple[Fact, ...] = (
     Predicted("job-1", T + 1, "memory_mb", "", 900.0, 1_000.0, "history", "v1", "3 runs"),
     MemoryPeak("job-1", 1, "GPU-1", 950.5, "nvml"),
     ProgressReported("job-1", 1, T + 5, 0.5, 4.0, "tqdm"),
+    LearningStep("night", 1, 512, T + 6, -0.25, 90.5, 100.0, 1.5, None, 12.0),
 )
 
 

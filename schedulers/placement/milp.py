@@ -21,13 +21,11 @@ solver, because each kind of node can be tried.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
-
-import numpy as np
-from numpy.typing import NDArray
 
 from gpu_flows.schedulers.cluster.node_state import NodeSet, NodeState
 from gpu_flows.schedulers.cluster.state import Cluster
@@ -252,7 +250,7 @@ def solve(kinds: Kinds, gpus: int) -> Choice:
     )
     if found.status != 0:  # not proven optimal
         return ()
-    nodes = np.rint(found.x[: len(patterns)]).astype(int).tolist()
+    nodes = [round(count) for count in found.x[: len(patterns)]]
     return tuple((*pattern, count) for pattern, count in zip(patterns, nodes, strict=True) if count)
 
 
@@ -270,11 +268,11 @@ class Program:
         self._largest, self._smallest = self._untouched.stop, self._untouched.stop + 1
         self._rows: list[tuple[dict[int, float], float, float]] = []  # coefficients, least, most
         columns = self._smallest + 1
-        self.objective, self.upper, self.integral = np.zeros(columns), np.ones(columns), np.ones(columns)
+        self.objective, self.upper, self.integral = [0.0] * columns, [1.0] * columns, [1] * columns
         self.objective[:count] = [kinds[number][0].cost(taken) for number, taken in patterns]
         self.objective[self._largest], self.objective[self._smallest] = IMBALANCE, -IMBALANCE
         self.upper[:count] = [min(kinds[number][1], gpus // taken) for number, taken in patterns]
-        self.integral[[self._largest, self._smallest]] = 0
+        self.integral[self._largest] = self.integral[self._smallest] = 0
         self._limit_choice(kinds, patterns, gpus, most_nodes)
         self._measure_shares(kinds, patterns)
 
@@ -287,9 +285,9 @@ class Program:
         for number, (_, nodes) in enumerate(kinds):
             chosen = {column: 1.0 for column in self._counted if patterns[column][0] == number}
             self._add(chosen, 0, nodes)
-            self._add({**chosen, self._untouched[number]: nodes}, nodes, np.inf)
+            self._add({**chosen, self._untouched[number]: nodes}, nodes, math.inf)
         for column, flag in zip(self._counted, self._flagged, strict=True):
-            self._add({column: -1.0, flag: self.upper[column]}, 0, np.inf)
+            self._add({column: -1.0, flag: self.upper[column]}, 0, math.inf)
 
     def _measure_shares(self, kinds: Kinds, patterns: Sequence[tuple[int, int]]) -> None:
         """The largest idle share is that of each node at least, the smallest at most."""
@@ -297,15 +295,14 @@ class Program:
         for flag, (number, taken) in zip(self._flagged, patterns, strict=True):
             shares[flag] = kinds[number][0].idle_share(taken)
         for column, share in shares.items():  # a column that is 1 if there is a node with this share
-            self._add({self._largest: 1.0, column: -share}, 0, np.inf)
-            self._add({self._smallest: 1.0, column: 1.0}, -np.inf, 1 + share)
+            self._add({self._largest: 1.0, column: -share}, 0, math.inf)
+            self._add({self._smallest: 1.0, column: 1.0}, -math.inf, 1 + share)
 
     def _add(self, row: dict[int, float], least: float, most: float) -> None:
         self._rows.append((row, least, most))
 
-    def constraints(self) -> tuple[NDArray[np.float64], list[float], list[float]]:
+    def constraints(self) -> tuple[list[list[float]], list[float], list[float]]:
         """Return the matrix, and the least and the most value of each row."""
-        matrix = np.zeros((len(self._rows), len(self.objective)))
-        for number, (row, _, _) in enumerate(self._rows):
-            matrix[number, list(row)] = list(row.values())
+        columns = range(len(self.objective))
+        matrix = [[row.get(column, 0.0) for column in columns] for row, _, _ in self._rows]
         return matrix, [least for _, least, _ in self._rows], [most for _, _, most in self._rows]
