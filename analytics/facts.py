@@ -377,7 +377,7 @@ class LearningStep(Fact):
     step: int
     time: float
     reward: float | None
-    """Of an episode, on average since the point before."""
+    """Of an episode, the mean of the latest 32."""
     turnaround_s: float | None
     """The mean turnaround of the jobs of these episodes."""
     baseline_turnaround_s: float | None

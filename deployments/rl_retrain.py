@@ -22,6 +22,7 @@ from prefect.client.schemas.actions import BlockDocumentUpdate
 
 from gpu_flows.analytics.charts.learning_chart import draw_learning_chart, read_curves
 from gpu_flows.analytics.facts import LearningStep
+from gpu_flows.analytics.query_runner import QueryError
 from gpu_flows.analytics.recorder import Recorder
 from gpu_flows.config.paths import pool_folder, weights_folder
 from gpu_flows.config.pool_blocks import read_policy
@@ -49,11 +50,11 @@ async def rl_retrain(
     try:
         from gpu_flows.learning.training import train
     except ImportError as error:
-        raise RuntimeError(f"rl-retrain needs {error.name}: pip install 'gpu-flows[rl]'") from error
+        raise RuntimeError(f"rl-retrain needs {error.name}: pip install 'gpu-flows[rl,train]'") from error
     async with get_client() as client:
         pool = await find_own_pool(client)
         chosen = await read_policy(client, pool.blocks.scheduler)
-    current = str(chosen.options.get("weights", "")) if chosen.name == POLICY else ""
+    options = chosen.options if chosen.name == POLICY else {}
     version = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
     output = weights_folder() / f"{version}.npz"
     with _recorded_curves(pool, version) as record:
@@ -61,7 +62,7 @@ async def rl_retrain(
             lambda: retrain(
                 History.read(pool.warehouse, pool.name),
                 output,
-                current,
+                options,
                 train=train,
                 seeds=range(seeds),
                 minutes=None if steps else minutes,
@@ -73,10 +74,13 @@ async def rl_retrain(
     get_run_logger().info(done.reason)
     applied = False
     if done.weights:
-        chart = draw_learning_chart(await asyncio.to_thread(read_curves, pool.warehouse, version))
-        output.with_suffix(".svg").write_text(chart, encoding="utf-8")
         async with get_client() as client:
             applied = apply and await _use_weights(client, pool.blocks.scheduler, done.weights)
+        try:
+            chart = draw_learning_chart(await asyncio.to_thread(read_curves, pool.warehouse, version))
+            output.with_suffix(".svg").write_text(chart, encoding="utf-8")
+        except (QueryError, OSError) as error:  # the weights are in use without it
+            get_run_logger().warning("The learning curve was not drawn: %s", error)
     await acreate_markdown_artifact(
         build_report(done, applied), key="rl-retrain", description="Weights judged on the latest jobs."
     )
@@ -87,6 +91,7 @@ async def rl_retrain(
 def _recorded_curves(pool: OwnPool, training: str) -> Iterator[Callable[[int, LearningPoint], None]]:
     """Record each point of a learning curve in the pool's warehouse, under the name of the training."""
     recorder = Recorder(pool.warehouse, pool_folder(pool.name) / f"rl-retrain-{os.getpid()}")
+    recorder.start()
 
     def record(seed: int, point: LearningPoint) -> None:
         recorder.write(LearningStep.of(point, training, seed, time.time()))

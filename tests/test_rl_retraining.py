@@ -90,7 +90,7 @@ def test_better_weights_are_kept_and_have_not_seen_the_judging_jobs(tmp_path: Pa
     done = retrain(
         HISTORY,
         tmp_path / "rl" / "new.npz",
-        str(tmp_path / "old.npz"),
+        {"weights": str(tmp_path / "old.npz"), "lease_s": 60.0},
         train=training_to(weights.pretrained(), seen),
         seeds=range(2),
         minutes=3.0,
@@ -117,6 +117,14 @@ def test_weights_that_are_not_better_are_not_kept(tmp_path: Path, result: str) -
     done = retrain(HISTORY, tmp_path / "new.npz", train=training_to(found))
     assert done.weights is None
     assert done.reason.startswith("not replaced: the mean turnaround is")
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_weights_that_a_training_began_with_do_not_replace_themselves(tmp_path: Path) -> None:
+    current = weights.pretrained()
+    began_with = replace(current, header=replace(current.header, steps=0))
+    done = retrain(HISTORY, tmp_path / "new.npz", train=training_to(began_with))
+    assert done.reason == "not replaced: the training found nothing better"
     assert not list(tmp_path.iterdir())
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
@@ -18,7 +19,7 @@ pytest.importorskip("sb3_contrib")
 from gpu_flows.learning import judging, training
 from gpu_flows.learning.scoring_policy import Scorer
 from gpu_flows.schedulers.learning.curve import LearningPoint
-from gpu_flows.schedulers.learning.features import NAMES
+from gpu_flows.schedulers.learning.features import LIMIT, NAMES
 from gpu_flows.schedulers.learning.network import make_network
 
 
@@ -43,8 +44,11 @@ def test_the_same_seed_gives_the_same_weights_in_one_process_or_several(tmp_path
             progress=lambda *each: points.append(each),
         )
         assert done.ratio <= done.ratio_before
+        assert done.weights.header.low != (-LIMIT,) * len(NAMES), "it knows the range of each feature"
     assert files[0].read_bytes() == files[1].read_bytes()
     assert [(seed, point.step) for seed, point in points] == [(7, 64), (7, 128)] * 2
+    curve = [str(replace(point, seconds=0.0)) for _, point in points]  # as texts, because NaN equals nothing
+    assert curve[:2] == curve[2:], "the training itself was the same, not only what was chosen of it"
     assert all(math.isfinite(point.entropy) and math.isfinite(point.value_loss) for _, point in points)
     assert load(files[0]).header.command == "gpu-flows rl train"
 
@@ -119,3 +123,21 @@ def test_mistakes_on_the_command_line_are_explained(run_command: Callable[..., s
         run_command("rl", "evaluate", "--workload", "nothing")
     with pytest.raises(BadInput, match="not a list of whole numbers"):
         run_command("rl", "train", "--seeds", "one")
+
+
+def test_episodes_have_jobs_that_fit(tmp_path: Path) -> None:
+    """Also those of a trace with wide jobs and with wishes that no device of the training fulfils."""
+    trace = tmp_path / "wide.csv"
+    rows = [f"{number},{60 * number},8,600,H200" for number in range(50)]
+    trace.write_text("\n".join(["job_id,submit_time,num_gpus,duration,gpu_model", *rows]))
+    curriculum = Curriculum(workloads=(), clusters=("1x4", "2x4"), traces=(trace,))
+    for seed in range(5):
+        episode = curriculum(Random(seed))
+        assert len(all_devices(episode.nodes)) == 8
+        assert all(not each.job.models for each in episode.arrivals)
+    with pytest.raises(ValueError, match="has the 8 GPUs that each job of wide needs"):
+        Curriculum(workloads=(), clusters=("1x4",), traces=(trace,))(Random(0))
+    trace = tmp_path / "short.csv"
+    trace.write_text("job_id,submit_time,num_gpus,duration\n1,0,1,0.5\n")
+    with pytest.raises(ValueError, match=r"No job of short\.csv"):
+        Curriculum(workloads=(), traces=(trace,))(Random(0))

@@ -5,7 +5,7 @@ create table learning_points (
     seed            bigint,
     step            bigint,       -- decisions that the policy has learned from
     time            timestamptz,
-    reward          double,       -- of an episode, on average since the point before
+    reward          double,       -- of an episode, the mean of the latest 32
     turnaround_s    double,       -- mean of the jobs of these episodes
     baseline_turnaround_s double, -- of the same jobs under the policy that it is compared with
     entropy         double,       -- how undecided the policy is

@@ -279,9 +279,9 @@ class Dispatcher:
         if error:
             self._log.error("Policy %r failed; FIFO replaces it: %s", self.engine.policy.name, error)
         remark = self.engine.active_policy.remark
-        if remark and remark != remark_before and not error:
-            self._log.warning("Policy %r: %s", self.engine.policy.name, remark)
-            error = remark  # so that the history tells who decided
+        if remark != remark_before and not error:
+            error = remark or "It decides again."  # so that the history tells who decided
+            self._log.warning("Policy %r: %s", self.engine.policy.name, error)
         starts = [action for action in actions if isinstance(action, Start)]
         if actions or error:
             policy = self.engine.policy.name if error else self.engine.active_policy.name

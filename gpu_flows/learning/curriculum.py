@@ -10,9 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
+from typing import Any
 
 from gpu_flows.schedulers.cluster.spec import declare
-from gpu_flows.schedulers.model import all_devices
+from gpu_flows.schedulers.model import Node, all_devices
 from gpu_flows.schedulers.simulation.episode import Episode
 from gpu_flows.schedulers.simulation.generators import parse
 from gpu_flows.schedulers.traces import load
@@ -35,6 +36,7 @@ LOADS = (0.7, 2.5)  # work that arrives, relative to what the cluster can do
 RESTARTS = (0.0, 0.0, 0.01, 0.02)  # what a preemption costs, as a part of the mean run time
 ON_ONE_NODE = 0.4  # part of the episodes in which jobs must not span nodes, so that placement matters
 SHORTEST, LONGEST = 32, 128  # jobs of an episode
+ANY_DEVICE: dict[str, Any] = {"memory_mb": 0, "models": (), "nodes": (), "cpus": 0.0, "ram_mb": 0}
 
 
 @dataclass
@@ -51,21 +53,32 @@ class Curriculum:
         self.drawn += 1
         most = min(LONGEST, SHORTEST + 2 * self.drawn)
         jobs = random.randint(SHORTEST, most)
-        nodes = declare(random.choice(self.clusters))
-        devices = len(all_devices(nodes))
+        cluster = random.choice(self.clusters)
         if self.traces and (not self.workloads or random.random() < 0.5):
             trace = random.choice(self.traces)
             name, arrivals = trace.stem, draw_window(trace, jobs, random)
         else:
             name = random.choice(self.workloads)
             arrivals = _generate(name, jobs, random)
-        arrivals = [each for each in arrivals if each.job.gpus <= devices] or arrivals
+        smallest = min(each.job.gpus for each in arrivals)
+        nodes = declare(cluster)
+        if len(all_devices(nodes)) < smallest:
+            nodes = self._find_larger(smallest, name, random)
+        devices = len(all_devices(nodes))
+        arrivals = [each for each in arrivals if each.job.gpus <= devices]
         if random.random() < ON_ONE_NODE:
             arrivals = [_keep_together(each, len(nodes[0].devices)) for each in arrivals]
         low, high = LOADS
         arrivals = set_load(arrivals, devices, low * (high / low) ** random.random())
         mean_s = sum(each.duration_s for each in arrivals) / len(arrivals)
         return Episode(arrivals, nodes, random.choice(RESTARTS) * mean_s, name)
+
+    def _find_larger(self, gpus: int, name: str, random: Random) -> list[Node]:
+        """Return a cluster that has so many devices."""
+        clusters = [nodes for nodes in map(declare, self.clusters) if len(all_devices(nodes)) >= gpus]
+        if not clusters:
+            raise ValueError(f"No cluster of the training has the {gpus} GPUs that each job of {name} needs.")
+        return random.choice(clusters)
 
 
 def _generate(spec: str, jobs: int, random: Random) -> list[Arrival]:
@@ -93,15 +106,18 @@ def _read(trace: Path) -> list[Arrival]:
     if trace not in _TRACES:
         found = load(trace).arrivals
         _TRACES[trace] = [each for each in found if each.duration_s >= 1 and each.job.gpus > 0]
+        if not _TRACES[trace]:
+            raise ValueError(f"No job of {trace.name} uses a GPU for a second or more.")
     return _TRACES[trace]
 
 
 def set_load(arrivals: Sequence[Arrival], devices: int, wanted: float) -> list[Arrival]:
-    """Return the same jobs, arriving so fast that their work is `wanted` times what the devices can do."""
+    """Return the same jobs, arriving so fast that their work is `wanted` times what the devices can do. They
+    accept any device."""
     work = sum(each.duration_s * each.job.gpus for each in arrivals)
     lasts = max(each.job.submitted for each in arrivals)
     factor = work / (wanted * devices) / lasts if lasts else 1.0
     return [
-        replace(each, job=replace(each.job, submitted=each.job.submitted * factor, memory_mb=0))
+        replace(each, job=replace(each.job, submitted=each.job.submitted * factor, **ANY_DEVICE))
         for each in arrivals
     ]

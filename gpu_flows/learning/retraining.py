@@ -9,7 +9,7 @@ not much longer than under fifo.
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 from gpu_flows.analytics.recorded_cluster import load_nodes
 from gpu_flows.analytics.recorded_trace import load as load_recorded
+from gpu_flows.common.files import write_atomically
 from gpu_flows.schedulers.learning.curve import LearningPoint
 from gpu_flows.schedulers.learning.network import Network
 from gpu_flows.schedulers.learning.weights import Weights, WeightsError, load, pretrained
@@ -94,7 +95,7 @@ class History:
 def retrain(
     history: History,
     output: Path,
-    current: str = "",
+    options: Mapping[str, Any] = {},
     *,
     train: Train,
     seeds: Sequence[int] = (0,),
@@ -104,7 +105,9 @@ def retrain(
     progress: Callable[[int, LearningPoint], None] | None = None,
 ) -> Retrained:
     """Train on the earlier jobs, judge on the latest ones, and leave the new weights at `output` if they are
-    better. `current` is the file of the current weights; empty for those of the package."""
+    better. `options` are those of the policy in the pool; without `weights` among them, the current weights
+    are those of the package."""
+    current = str(options.get("weights", ""))
     count = len(history.arrivals)
     if count < LEAST_JOBS:
         return Retrained(f"not trained: {count} jobs have ended in this pool, and {LEAST_JOBS} are needed")
@@ -125,14 +128,15 @@ def retrain(
             progress=progress,
         )
         judgements = {
-            NEW: judge("rl", {"weights": str(candidate)}, judged, history.nodes),
-            CURRENT: judge("rl", {"weights": current}, judged, history.nodes),
+            NEW: judge("rl", {**options, "weights": str(candidate)}, judged, history.nodes),
+            CURRENT: judge("rl", options, judged, history.nodes),
             FIFO: judge("fifo", {}, judged, history.nodes),
         }
-        refused = find_objection(judgements)
+        is_trained = load(candidate).header.steps > 0  # not the weights that it began with
+        refused = find_objection(judgements) if is_trained else "the training found nothing better"
         if not refused:
             output.parent.mkdir(parents=True, exist_ok=True)
-            output.write_bytes(candidate.read_bytes())
+            write_atomically(output, candidate.read_bytes())
     figures = (first, count - first, judgements)
     if refused:
         return Retrained(f"not replaced: {refused}", None, *figures)
@@ -148,7 +152,7 @@ def read_weights(path: str) -> Weights:
 
 
 def judge(
-    policy: str, options: dict[str, Any], arrivals: Sequence[Arrival], nodes: Sequence[Node]
+    policy: str, options: Mapping[str, Any], arrivals: Sequence[Arrival], nodes: Sequence[Node]
 ) -> Judgement:
     found = summarize(simulate(arrivals, nodes, make_policy(policy, options)))
     return Judgement(found.avg_turnaround_s, found.makespan_s, found.policy_error)

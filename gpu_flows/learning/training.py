@@ -145,7 +145,11 @@ class Trainee:
         finally:
             environments.close()
         assert self.best is not None
-        return self.best
+        # Before the first update no feature had been seen, so the first candidate did not know its ranges.
+        low, high = self.recording.ranges()
+        weights = self.best.weights
+        header = replace(weights.header, low=low, high=high)
+        return replace(self.best, weights=replace(weights, header=header))
 
     def judge_network(self, model: MaskablePPO, steps: int) -> None:
         """Write a checkpoint, and keep it if it is the best so far."""

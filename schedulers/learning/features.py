@@ -48,6 +48,7 @@ NAMES = (*OF_JOB, *OF_CLUSTER)
 LIMIT = 10.0  # features are cut off here
 
 ENOUGH = 5  # ended jobs that make a narrower group of jobs known
+MOST_GROUPS = 4_096
 WELL_KNOWN = 64  # ended jobs of a group; more of them change nothing
 RESTART_S = 30.0  # what a preemption is assumed to cost a job
 LEASE_S = 120.0  # a job keeps its devices for this long
@@ -216,11 +217,13 @@ class JobTable:
 
     def _learn(self, job: Job, ran_s: float) -> None:
         self.all.learn(ran_s)
+        groups = self._groups
         for key in _groups(job):
-            group = self._groups.get(key)
-            if group is None:
-                group = self._groups[key] = Lifetimes()
+            group = groups.pop(key) if key in groups else Lifetimes()
+            groups[key] = group  # those of the latest jobs are last
             group.learn(ran_s)
+        while len(groups) > MOST_GROUPS:
+            del groups[next(iter(groups))]
 
     def _find_like(self, job: Job) -> Lifetimes:
         """Return the run times of the narrowest group of the job that is known well enough."""

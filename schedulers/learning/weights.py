@@ -13,16 +13,17 @@ from importlib.resources import files
 from io import BytesIO
 from pathlib import Path
 from typing import Any
-from zipfile import BadZipFile
 
 import numpy as np
 
 from gpu_flows.common.files import write_atomically
 from gpu_flows.schedulers.learning.features import NAMES, Floats
 from gpu_flows.schedulers.learning.network import Network
+from gpu_flows.schedulers.placement.options import PLACEMENTS
 
 VERSION = 1  # of the file and of the meaning of the features
 SLACK = 1.0  # how far a feature may be outside the trained range
+MOST_BYTES = 10_000_000
 
 
 class WeightsError(ValueError):
@@ -77,11 +78,18 @@ def save(weights: Weights, path: Path) -> None:
 
 
 def load(path: Path) -> Weights:
-    """Read the file, or raise a WeightsError."""
+    """Read the file, or raise a WeightsError. Anybody may type its path into a form, so it may be a device or
+    a pipe, which would never end."""
     try:
+        path = path.expanduser()
+        if path.exists() and not (path.is_file() and path.stat().st_size <= MOST_BYTES):
+            raise WeightsError(f"Weights {path} are not a file of at most {MOST_BYTES // 1_000_000} MB.")
         content = path.read_bytes()
-    except OSError as error:
-        raise WeightsError(f"Weights {path} cannot be read: {error.strerror or error}.") from None
+    except WeightsError:
+        raise
+    except (OSError, ValueError, RuntimeError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise WeightsError(f"Weights {path} cannot be read: {why}.") from None
     return parse(content, str(path))
 
 
@@ -95,15 +103,19 @@ def parse(content: bytes, name: str) -> Weights:
             key: tuple(value) if isinstance(value, list) else value for key, value in found.items()
         }
         header = Header(**values)
-    except (ValueError, KeyError, TypeError, OSError, BadZipFile) as error:
+        _check(header, network, name)
+    except WeightsError:
+        raise
+    except Exception as error:  # a file may hold anything
         raise WeightsError(f"Weights {name} are not a file of `gpu-flows rl train`: {error}.") from None
-    _check(header, network, name)
     return Weights(header, network)
 
 
 def _check(header: Header, network: Network, name: str) -> None:
     if header.version != VERSION or header.features != NAMES:
         raise WeightsError(f"Weights {name} are of another version of gpu-flows. Train them again.")
+    if not header.placements or not set(header.placements) <= PLACEMENTS.keys():
+        raise WeightsError(f"Weights {name} choose between placements that there are not.")
     inputs, outputs = len(NAMES), 1 + len(header.placements)
     hidden = network.w1.shape[-1]
     shapes = {
@@ -120,7 +132,8 @@ def _check(header: Header, network: Network, name: str) -> None:
         array = getattr(network, field)
         if array.shape != shape or not np.isfinite(array).all():
             raise WeightsError(f"Weights {name} do not fit: {field} must be finite numbers of shape {shape}.")
-    if len(header.low) != inputs or len(header.high) != inputs:
+    ranges = np.asarray((header.low, header.high), float)
+    if ranges.shape != (2, inputs) or not np.isfinite(ranges).all():
         raise WeightsError(f"Weights {name} do not state the range of each feature.")
 
 

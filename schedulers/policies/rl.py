@@ -11,7 +11,7 @@ from gpu_flows.schedulers.learning.features import LEASE_S, Floats, JobTable, Vi
 from gpu_flows.schedulers.learning.weights import Weights, WeightsError, load, pretrained
 from gpu_flows.schedulers.model import Device, Job, Progress, Running
 from gpu_flows.schedulers.placement.options import PlacementOptions
-from gpu_flows.schedulers.policy import Policy, State, make_policy
+from gpu_flows.schedulers.policy import Policy, State, is_built_in, make_policy
 from gpu_flows.schedulers.policy_support.making_room import make_room
 from gpu_flows.schedulers.policy_support.starting import (
     find_again_or_place,
@@ -27,6 +27,8 @@ LEASED = 1e6  # what a job has ahead of all others until its lease is over
 def _check_fallback(name: str) -> str:
     if name == "rl":
         raise ValueError("the policy that decides in the place of rl must be another one, such as tiresias")
+    if not is_built_in(name):  # that of another package must not plan in the worker's process
+        raise ValueError("it must be a policy of gpu-flows, such as tiresias")
     return name
 
 
@@ -101,9 +103,12 @@ class Rl(Policy[RlOptions]):
 
     def plan(self, state: State) -> None:
         table, self._now = self._table, state.now
+        if self._weights is None:
+            self._decide_who(state, self._unusable)
+            return self._fallback.plan(state)
         table.learn_from_ended(state)
         view = table.view(state)
-        self._decide_who(state, self._find_trouble(view.rows))
+        self._decide_who(state, self._find_trouble(self._weights, view.rows))
         if self._uses_fallback:
             self._fallback.plan(state)
         elif view.waiting:
@@ -154,11 +159,9 @@ class Rl(Policy[RlOptions]):
 
     # -- where the network does not decide ----------------------------------------------------
 
-    def _find_trouble(self, rows: Floats) -> str:
+    def _find_trouble(self, weights: Weights, rows: Floats) -> str:
         """Return why the network must not decide now; empty if it may."""
-        if self._weights is None:
-            return self._unusable
-        strange = self._weights.find_strange(rows)
+        strange = weights.find_strange(rows)
         return f"the network was trained on other values of {strange!r} than now" if strange else ""
 
     def _decide_who(self, state: State, trouble: str) -> None:

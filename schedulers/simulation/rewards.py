@@ -5,11 +5,11 @@ slowdown     the same, with each job divided by its run time
 utilization  the idle devices, times seconds
 makespan     the seconds
 
-All are costs, so rewards are negative; an episode as good as the baseline has a sum of -SCALE. The baseline's
-own turnaround is subtracted moment by moment: it does not depend on the decisions, and without it most of
-what the rewards tell would be how busy the cluster happens to be. Then the sum is the part of the baseline's
-turnaround that was saved. Several rewards can be mixed, such as `turnaround:0.7+utilization:0.3`; `mix`
-stands for that.
+All are costs, so rewards are negative; an episode as good as the baseline has a sum of -SCALE. Of
+`turnaround` the baseline's own is subtracted moment by moment: it does not depend on the decisions, and
+without it most of what the rewards tell would be how busy the cluster happens to be. Its sum is 0 if the
+episode is as good as the baseline, and else SCALE times the part of the baseline's turnaround that was
+saved. Several rewards can be mixed, such as `turnaround:0.7+utilization:0.3`; `mix` stands for that.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def parse_reward(text: str) -> dict[str, float]:
             value = float(weight or 1)
         except ValueError:
             value = math.nan
-        if name not in REWARDS or not value > 0:
+        if name not in REWARDS or not 0 < value < math.inf:
             known = ", ".join((*REWARDS, "mix"))
             raise ValueError(f"There is no reward {text!r}. There are {known}, or a mix such as {MIX}.")
         parts[name] = value

@@ -51,7 +51,7 @@ def evaluate(
     clusters: ClusterOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Simulate workloads on which nothing was trained, under `rl` and under classical policies.
+    """Simulate unseen workloads, or windows of your traces, under `rl` and under classical policies.
 
     The table shows the mean turnaround and the makespan as parts of FIFO's (geometric means over the
     workloads), the utilization, and on how many workloads each policy had the lowest turnaround. srtf knows

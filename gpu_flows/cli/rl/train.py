@@ -97,11 +97,12 @@ def train(
     if warehouse:
         record_curves(done.curves, f"{file.stem} {time.strftime('%Y-%m-%d %H:%M:%S')}", warehouse)
     if chart:
+        chart.parent.mkdir(parents=True, exist_ok=True)
         chart.write_text(draw_curves(done.curves), encoding="utf-8")
     if as_json:
         curves = {seed: [asdict(point) for point in points] for seed, points in done.curves.items()}
         result = {
-            "file": str(file),
+            "file": str(file.resolve()),
             "seed": done.weights.header.seed,
             "steps": done.weights.header.steps,
             "ratio": done.ratio,
@@ -112,12 +113,15 @@ def train(
         output.print_json(result)
         return
     header, minutes = done.weights.header, done.seconds / 60
-    print(f"Wrote {file}: seed {header.seed} after {header.steps:,} decisions, in {minutes:.1f} minutes.")
+    print(f"Wrote {file.resolve()}:")
+    print(f"seed {header.seed} after {header.steps:,} decisions, in {minutes:.1f} minutes.")
     print(
         f"Its mean turnaround on workloads kept for the choice is {done.ratio:.3f} times that of tiresias; "
         f"before training it was {done.ratio_before:.3f} times."
     )
-    print(f"Compare it: gpu-flows rl evaluate --weights {shlex.quote(str(file))}")
+    path = shlex.quote(str(file.resolve()))
+    print(f"Compare it: gpu-flows rl evaluate --weights {path}")
+    print(f"Use it: gpu-flows policy set rl --option weights={path}")
 
 
 @contextmanager
