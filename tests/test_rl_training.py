@@ -31,6 +31,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(judging, "EPISODES", 2)
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_weights_in_one_process_or_several(tmp_path: Path, short: None) -> None:
     points: list[tuple[int, LearningPoint]] = []
     files = [tmp_path / "first.npz", tmp_path / "second.npz"]
