@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 
-from fake_pool import FakeGateway, FakePool, FakeRuntime, in_event_loop
+from fake_pool import FakeGateway, FakePool, FakeRuntime, ScriptedPolicy, in_event_loop
 
 from gpu_flows.analytics.facts import AttemptEnded, JobEnded
 from gpu_flows.common.retry import Backoff
@@ -134,3 +134,23 @@ async def test_no_error_while_reporting_loses_an_attempt(tmp_path: Path) -> None
         await pool.wait_for(lambda: pool.job_ends() == {"a": "completed"}, "its end is reported")
     assert pool.outcomes("a") == ["completed"]
     await pool.wait_for(lambda: not runtime.known, "nothing is left of it")
+
+
+@in_event_loop
+async def test_what_a_policy_remarks_is_recorded_once_and_so_is_its_end(tmp_path: Path) -> None:
+    policy = ScriptedPolicy()
+    policy.remark = "Another one decides."
+    pool = FakePool(tmp_path, "1x4", policy)
+
+    def recorded() -> list[str]:
+        return [fact.error for fact in pool.facts if fact.table == "decisions" and fact.error]
+
+    pool.submit("a")
+    await pool.wait_for_running("a")
+    pool.submit("b")
+    await pool.wait_for_running("a", "b")
+    assert recorded() == ["Another one decides."]
+    policy.remark = ""
+    pool.submit("c")
+    await pool.wait_for_running("a", "b", "c")
+    assert recorded() == ["Another one decides.", "It decides again."]

@@ -138,6 +138,9 @@ def set_policy(
             "other": f"Saved in block {target!r}; pool {pool!r} uses block {used!r}, so its policy stays.",
         }
         print(escape(messages[outcome]))
+        status = read_status(pool) if outcome == "in force" else None
+        if status and (remark := status.policy.get("remark")):
+            output.print_remark(remark)
 
 
 # -- saving -----------------------------------------------------------------------------------

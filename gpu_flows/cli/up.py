@@ -88,7 +88,8 @@ def up(
     except StackError as error:
         raise CommandError(str(error)) from None
     except KeyboardInterrupt:
-        stopped = f", and with it {stack.jobs_stopped} running jobs" if stack.jobs_stopped else ""
+        count = stack.jobs_stopped
+        stopped = f", and with it {count} running job{'s' if count > 1 else ''}" if count else ""
         _print(f"\nStopped{stopped}.")
 
 

@@ -77,6 +77,7 @@ class Dispatcher:
         )
         self._mark = PlanningMark(job_store.pool_folder / "planning")
         self._planning: asyncio.Handle | None = None
+        self._told_remark = ""  # the last remark of the policy that was logged and recorded
         self._alarm: asyncio.TimerHandle | None = None  # set for the time at which the policy must plan again
 
     @property
@@ -147,6 +148,7 @@ class Dispatcher:
         replaced = self.engine.policy
         self._mark.watch("" if isinstance(policy, RemotePolicy) else policy.name)
         self.engine.swap(policy)
+        self._told_remark = ""
         replaced.close()
         self.record_swap(before, policy.name, options)
         self.wake()
@@ -270,7 +272,6 @@ class Dispatcher:
         if not self.active:
             return
         planned, error_before = self._clock(), self.engine.policy_error
-        remark_before = self.engine.active_policy.remark
         waiting, began = self.engine.waiting_count, time.perf_counter()
         with self._mark:
             actions = self.engine.tick(planned)
@@ -278,8 +279,9 @@ class Dispatcher:
         error = self.engine.policy_error if self.engine.policy_error != error_before else ""
         if error:
             self._log.error("Policy %r failed; FIFO replaces it: %s", self.engine.policy.name, error)
-        remark = self.engine.active_policy.remark
-        if remark != remark_before and not error:
+        remark = self.engine.policy.remark
+        if remark != self._told_remark and not self.engine.policy_error:
+            self._told_remark = remark
             error = remark or "It decides again."  # so that the history tells who decided
             self._log.warning("Policy %r: %s", self.engine.policy.name, error)
         starts = [action for action in actions if isinstance(action, Start)]

@@ -106,8 +106,8 @@ def parse(content: bytes, name: str) -> Weights:
         _check(header, network, name)
     except WeightsError:
         raise
-    except Exception as error:  # a file may hold anything
-        raise WeightsError(f"Weights {name} are not a file of `gpu-flows rl train`: {error}.") from None
+    except Exception:  # a file may hold anything
+        raise WeightsError(f"Weights {name} are not a file of `gpu-flows rl train`.") from None
     return Weights(header, network)
 
 

@@ -79,6 +79,7 @@ class Rl(Policy[RlOptions]):
             self._weights = load(Path(self.options.weights)) if self.options.weights else pretrained()
         except WeightsError as error:
             self._unusable = str(error)
+            self.remark = self._describe(self._unusable)
         self._margin = float(self._weights.network.margin[0]) if self._weights else 0.0
         self._leased: list[str] = []  # jobs whose leases were not over in the last plan
         placements = self._weights.header.placements if self._weights else ()
@@ -166,11 +167,14 @@ class Rl(Policy[RlOptions]):
 
     def _decide_who(self, state: State, trouble: str) -> None:
         """Let the network or the fallback policy decide from now on."""
-        self.remark = f"{self._fallback.name} decides in its place: {trouble.rstrip('.')}." if trouble else ""
+        self.remark = self._describe(trouble)
         if bool(trouble) != self._uses_fallback:
             self._uses_fallback = bool(trouble)
             self._scores.clear()
             state.draft.rerank_all()
+
+    def _describe(self, trouble: str) -> str:
+        return f"{self._fallback.name} decides in its place: {trouble.rstrip('.')}." if trouble else ""
 
     def why_waiting(self, job: Job) -> str:
         return self._fallback.why_waiting(job) if self._uses_fallback else ""

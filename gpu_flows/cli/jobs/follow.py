@@ -92,5 +92,6 @@ def print_state(run: dict[str, Any], name_it: bool) -> None:
     """Print the run's state on stderr, with the time."""
     state = run.get("state") or {}
     name = f"{run['name']}  " if name_it else ""
-    text = f"{name}{state.get('name', '')}  {state.get('message') or ''}".rstrip()
+    message = (state.get("message") or "").partition("\n")[0]  # what follows is for workers
+    text = f"{name}{state.get('name', '')}  {message}".rstrip()
     output.print_remark(f"{time.strftime('%H:%M:%S')}  {text}")

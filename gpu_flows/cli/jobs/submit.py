@@ -184,6 +184,6 @@ def _summarize(run: dict[str, Any]) -> dict[str, Any]:
         "run": run["name"],
         "id": run["id"],
         "state": state.get("name"),
-        "message": state.get("message") or "",
+        "message": (state.get("message") or "").partition("\n")[0],  # what follows is for workers
         "ui": build_run_url(run["id"]),
     }

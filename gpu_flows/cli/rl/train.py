@@ -34,7 +34,10 @@ def train(
     ),
     steps: Annotated[
         int | None,
-        typer.Option(min=1, help="Decisions of each seed. The same seed then gives the same weights."),
+        typer.Option(
+            min=1,
+            help="Decisions of each seed, rounded up to 4,096. The same seed then gives the same weights.",
+        ),
     ] = None,
     minutes: Annotated[float | None, typer.Option(min=0.1, help="Or: how long to train each seed.")] = None,
     seeds: Annotated[str, typer.Option(help="Seeds, such as 1,2; the best of them is kept.")] = "1",

@@ -58,7 +58,8 @@ def _parse_choice(options: SimulationOptions, label: str, known: Mapping[str, ty
         value = getattr(options, option)
         if value and option in accepted:
             values.setdefault(option, value)
-    make_policy(name, values)
+    if remark := make_policy(name, values).remark:  # figures of another policy would be shown under its name
+        raise BadInput(f"Policy {label!r}: {remark}")
     return PolicyChoice(label, name, values)
 
 
