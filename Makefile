@@ -25,8 +25,8 @@ image:  ## Build the training image (BASE=image TAG=name EXTRAS=train REQUIREMEN
 	docker build -f deployments/Dockerfile -t '$(TAG)' --build-arg BASE='$(BASE)' \
 		--build-arg EXTRAS='$(EXTRAS)' --build-arg REQUIREMENTS='$(REQUIREMENTS)' $(PIP_ARGS) $(ARGS) .
 
-test: $(VENV)/dev lint  ## Run everything: linters, quick tests, tests with real engines (which mostly wait: three at a time)
-	$(BIN)/python -m pytest -n 3 --dist worksteal $(ARGS)
+test: $(VENV)/dev lint  ## Run everything: linters, quick tests, tests with real engines
+	$(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
 
 quick: $(VENV)/dev  ## Run the quick tests, in under two minutes
 	$(BIN)/python -m pytest -n 2 -m "not slow" $(ARGS)

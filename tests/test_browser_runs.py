@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from conftest import eventually
 from live import Pool
-from prefect_ui.pages import Ui
+from prefect_ui.pages import TIMEOUT_MS, Ui
 
 from gpu_flows.bootstrap.local_stack import Stack
 
@@ -41,13 +41,18 @@ def free_devices(pool: Pool) -> Iterator[None]:
 
 
 def start_custom_run(ui: Ui, pool: Pool, fill: Callable[[], None], variables: str = "") -> str:
-    """Start a custom run on the page of the pool's deployment, and return its id."""
-    ui.open(f"/deployments/deployment/{pool.deployment}/run", button="Submit")
-    fill()
-    if variables:
-        ui.page.get_by_text("Additional Options").click()
-        ui.fill_json("Job Variables", variables)
-    answer = ui.accepted(ui.button("Submit").click, lambda request: "create_flow_run" in request.url)
+    """Start a custom run on the page of the pool's deployment, and return its id. On a busy machine V2 may
+    draw its form anew while it is filled, and so lose a value; then it is filled again."""
+
+    def act() -> None:
+        ui.open(f"/deployments/deployment/{pool.deployment}/run", button="Submit")
+        fill()
+        if variables:
+            ui.page.get_by_text("Additional Options").click()
+            ui.fill_json("Job Variables", variables)
+        ui.button("Submit").click()
+
+    answer = ui.accepted(act, lambda request: "create_flow_run" in request.url, TIMEOUT_MS)
     return str(answer.json()["id"])
 
 
@@ -58,7 +63,8 @@ def act_on_run(ui: Ui, run: str, action: str) -> None:
         ui.open(f"/runs/flow-run/{run}")
         ui.act_on_run(action)
 
-    ui.accepted(act, lambda request: bool(re.search(rf"/flow_runs/{run}/(set_state|resume)$", request.url)))
+    path = re.compile(rf"/flow_runs/{run}/(set_state|resume)$")
+    ui.accepted(act, lambda request: bool(path.search(request.url)), TIMEOUT_MS)
 
 
 def held_by(pool: Pool, run: str) -> list[str]:

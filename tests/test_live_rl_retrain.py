@@ -49,5 +49,5 @@ def test_rl_is_retrained_on_the_warehouse_of_its_pool(new_stack: Callable[..., S
     used = pool.block("gpu-scheduler")["data"]["options"]["rl"].get("weights", "")
     assert used == (str(kept[0]) if kept else "")
     assert not kept or Path(used).with_suffix(".svg").read_text().startswith("<svg")
-    assert ("replaced: the mean" in pool.logs(run_id)) == bool(kept)
+    assert ("\nreplaced: the mean" in pool.logs(run_id)) == bool(kept)
     assert not kept or kept[0].stem == training

@@ -39,7 +39,12 @@ class Ui(ABC):
     def button(self, name: str) -> Locator:
         return self.page.get_by_role("button", name=name, exact=True)
 
-    def accepted(self, act: Callable[[], None], is_sent: Callable[[Request], bool]) -> Response:
+    def accepted(
+        self,
+        act: Callable[[], None],
+        is_sent: Callable[[Request], bool],
+        timeout_ms: float = TIMEOUT_MS / TRIES,
+    ) -> Response:
         """Do something that sends a request, and return the answer, which must not be an error. Do it again,
         as a person does, if nothing was sent: a form of V2 may move while it is clicked, so that the click
         misses the button. Do it again also after a 503: Prefect's server answers so while SQLite is busy."""
@@ -47,7 +52,7 @@ class Ui(ABC):
 
         for _ in range(TRIES):
             try:
-                with self.page.expect_request(is_sent, timeout=TIMEOUT_MS / TRIES) as sent:
+                with self.page.expect_request(is_sent, timeout=timeout_ms) as sent:
                     act()
             except NothingSent:
                 continue
