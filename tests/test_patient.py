@@ -12,6 +12,9 @@ from gpu_flows.schedulers.engine import Engine
 from gpu_flows.schedulers.model import Job, Preempt, Progress, Start, Tier
 from gpu_flows.schedulers.network.shape import Shape, tier_of
 from gpu_flows.schedulers.policies.patient import Patient
+from gpu_flows.schedulers.policy import make_policy
+from gpu_flows.schedulers.simulation.simulator import simulate
+from gpu_flows.schedulers.workload import Arrival
 
 
 def network(job: Job, shape: Shape) -> float:
@@ -166,3 +169,12 @@ def test_a_job_that_may_not_span_nodes_waits_for_one() -> None:
     engine.submit(Job("narrow", gpus=2, expected_s=10.0))
     assert engine.tick(1e6) == []
     assert engine.offers == ()
+
+
+def test_a_job_that_takes_no_time_is_not_spread_against_its_wish() -> None:
+    """It would lose nothing on distant devices, but does not allow them."""
+    halves = [Arrival(Job(node, 0.0, 2, nodes=(node,)), 9.0) for node in ("node-1", "node-2")]
+    arrivals = [*halves, Arrival(Job("short", 1.0, 3), 0.0)]
+    found = simulate(arrivals, declare("2x4"), make_policy("patient"))
+    assert not found.policy_error
+    assert all(job.ended is not None for job in found.jobs)

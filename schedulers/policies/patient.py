@@ -201,6 +201,8 @@ class Patient(Policy[PatientOptions]):
         return self._accepts_at(job, slowdown) <= self._now
 
     def _accepts_at(self, job: Job, slowdown: float) -> float:
+        if slowdown == math.inf:
+            return math.inf  # it does not fit there, even if it takes no time and so would lose none
         cost = self._cost(job, slowdown)
         return self._waits[job.id].since + cost if cost > 0 else -math.inf
 
