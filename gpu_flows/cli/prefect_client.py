@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import httpx
 
 BUSY = (429, 502, 503)  # among others the answers of a server on SQLite while another process writes
-RETRIES = Backoff(first_s=0.25, factor=1.6, most_s=1.0, attempts=5)
+RETRIES = Backoff(first_s=0.25, factor=1.6, most_s=2.0, attempts=12)
 SCHEDULER_BLOCK, CLUSTER_BLOCK, WAREHOUSE_BLOCK = "gpu-scheduler", "gpu-cluster", "gpu-warehouse"
 
 
