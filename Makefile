@@ -48,7 +48,7 @@ $(VENV)/bin/python:
 # These empty files record an install, so that it runs again only after its inputs change.
 $(VENV)/train: $(VENV)/bin/python pyproject.toml constraints.txt
 	@echo "Installing gpu-flows and what it needs; this takes a minute or two ..."
-	$(PIP) install -c constraints.txt -e '.[train]'
+	$(PIP) install -c constraints.txt -e '.[charts,train]'
 	@touch $@
 
 $(VENV)/dev: $(VENV)/bin/python pyproject.toml constraints.txt
