@@ -92,7 +92,7 @@ def list_facts(simulation: Simulation, policy: str, experiment: Experiment, now:
     yield ExperimentRan(experiment.name, now, experiment.description)
     first = min((job.arrival.job.submitted for job in simulation.jobs), default=0.0)
     for node in simulation.nodes:
-        yield NodeSeen(first, pool, node.name, node.rack)
+        yield NodeSeen.of(node, pool, first)
     # Devices count from the first job that ended, as in the summary: those of other jobs were not used.
     submitted = [job.arrival.job.submitted for job in simulation.jobs if job.ended is not None]
     opened = min(submitted, default=0.0)
