@@ -16,6 +16,7 @@ class Arrival:
     duration_s: float  # its run time on exactly the devices it asks for, alone and without interruption
     utilization: float = 100.0  # of each of its devices, in percent
     memory_mb: int = 0  # what it truly needs on each device; 0: what it states
+    launch_s: float = 0.0  # for which every attempt holds its devices before it works
 
     @property
     def true_memory_mb(self) -> int:

@@ -122,11 +122,10 @@ class Conditions:
         return self.pairs.of_jobs(job, others, device.model)
 
     def pause_s(self, before: tuple[Device, ...], after: tuple[Device, ...], saved: bool) -> float:
-        """Return how long a job takes to work again after it was stopped; 0 for its first attempt. This
-        includes the time to save it, unless it broke down and was not saved."""
-        if not before:
-            return 0.0
-        moved = {device.node for device in after} != {device.node for device in before}
+        """Return how long a job takes to work again after it was stopped; it does not count as moved if its
+        devices `before` are not known. This includes the time to save it, unless it broke down and was not
+        saved."""
+        moved = bool(before) and {device.node for device in after} != {device.node for device in before}
         saving = self.checkpoint_s if saved else 0.0
         return saving + self.restart_s + (self.migration_s if moved else 0.0)
 

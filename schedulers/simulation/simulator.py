@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
 
+from gpu_flows.schedulers import mirror
 from gpu_flows.schedulers.engine import Engine
 from gpu_flows.schedulers.model import (
     Device,
@@ -110,7 +111,10 @@ def simulate(
 
 
 class Run:
-    """A simulation that proceeds event by event, for callers that look at it or decide in between."""
+    """A simulation that proceeds event by event, for callers that look at it or decide in between.
+
+    It begins with an idle cluster; or with the state that an empty engine has after the changes `begin`. The
+    jobs that wait or run then must be among the arrivals, which tell how long they take in all."""
 
     def __init__(
         self,
@@ -120,11 +124,14 @@ class Run:
         conditions: Conditions | None = None,
         estimates: Estimates | None = None,
         progress: Callable[[int], None] | None = None,
+        begin: mirror.Changes | None = None,
     ) -> None:
         conditions, estimates = conditions or Conditions(), estimates or Oracle()
         self._arrivals = sorted(arrivals, key=lambda arrival: (arrival.job.submitted, arrival.job.order))
         self._conditions, self._estimates, self._progress = conditions, estimates, progress
-        self._keeps_durations = conditions.keep_durations
+        self._keeps_durations = conditions.keep_durations and not any(
+            each.launch_s for each in self._arrivals
+        )
         network = conditions.network
         self.engine = Engine(
             nodes,
@@ -148,6 +155,13 @@ class Run:
         self._dying: set[str] = set()  # running jobs that exceed the memory of a device
         self._unsaved: set[str] = set()  # jobs whose last attempt ended with a breakdown
         self._furthest: dict[str, float] = {}  # the most work a job had done at any progress check
+        self._begin = begin
+        if begin:
+            self._take_over(begin)
+
+    def result(self, job_id: str) -> JobResult:
+        """Return what has happened to a job so far."""
+        return self._results[job_id]
 
     def events(self) -> Iterator[float]:
         """Handle one moment with events after the other, and yield its time. The simulation is complete
@@ -155,6 +169,9 @@ class Run:
         engine, arrivals, ends = self.engine, self._arrivals, self._ends
         breakdowns = self._conditions.breakdowns(self.simulation.nodes)
         next_arrival, quiet, ended, endless = 0, 0, 0, False
+        if self._begin:
+            self.plan(self._begin.now)
+            yield self._begin.now
         while True:
             arrival_at = arrivals[next_arrival].job.submitted if next_arrival < len(arrivals) else math.inf
             now = min(arrival_at, self._next_end())
@@ -198,17 +215,40 @@ class Run:
 
     # -- events -------------------------------------------------------------------------------
 
+    def _take_over(self, begin: mirror.Changes) -> None:
+        """Continue with the jobs that wait and run already."""
+        mirror.apply(begin, self.engine)
+        for job, progress in begin.waiting:
+            result = self._results[job.id]
+            result.attempts, result.ran_s = progress.attempts, progress.ran_s
+        for running in self.engine.running.values():
+            result = self._results[running.job.id]
+            result.attempts, result.ran_s = running.attempt, running.before.ran_s
+            result.started, result.devices = running.since, running.devices
+        if self._links:
+            for running in self.engine.running.values():
+                self._links.add(running, begin.now, 0.0)
+        for running in self.engine.running.values():
+            if not self._keeps_durations:
+                self.engine.set_rate(running.job.id, begin.now, self._rate(running))
+            self._expect_end(running)
+        known = {job.id for job, _ in begin.waiting} | self.engine.running.keys()
+        self._arrivals = [arrival for arrival in self._arrivals if arrival.job.id not in known]
+
     def _start(self, start: Start, now: float) -> None:
         job = start.job
         running = self.engine.running[job.id]
         result = self._results[job.id]
         before, result.devices = result.devices, start.devices
+        has_run = result.attempts > 0
         result.attempts += 1
         if result.started is None:
             result.started = now
         conditions = self._conditions
         if not self._keeps_durations or len(start.devices) != job.gpus:
-            pause = conditions.pause_s(before, start.devices, job.id not in self._unsaved)
+            pause = result.arrival.launch_s
+            if has_run:
+                pause += conditions.pause_s(before, start.devices, job.id not in self._unsaved)
             self._unsaved.discard(job.id)
             crossings = self._links.add(running, now, pause) if self._links else []
             self.engine.set_rate(job.id, now, self._rate(running), pause)

@@ -1,0 +1,147 @@
+"""What would let a waiting job start earlier: each change is tried on the state of the pool.
+
+The pool is simulated forward with the median durations, once as it is and once with each change, until the
+job starts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from gpu_flows.schedulers.forecast.forward import begin, medians, run_until
+from gpu_flows.schedulers.forecast.pool_state import PoolState
+from gpu_flows.schedulers.model import Job
+from gpu_flows.schedulers.policy import make_policy
+from gpu_flows.schedulers.prediction.estimate import Estimate
+from gpu_flows.schedulers.simulation.simulator import Run
+
+POLICIES = ("fifo", "sjf", "srtf", "fair_share")  # that are tried in place of the pool's own
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """A job that holds devices until the waiting job gets them."""
+
+    job_id: str
+    name: str
+    until: float
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """When a waiting job starts, by median durations, and where."""
+
+    start: float
+    devices: tuple[str, ...]
+    end: float | None = None
+    waits_for: tuple[Holder, ...] = ()  # the jobs that hold these devices before it
+
+
+@dataclass(frozen=True, slots=True)
+class Alternative:
+    """A change with which the job would start earlier."""
+
+    kind: str  # gpus, span_nodes, models, nodes, priority or policy
+    value: str
+    label: str
+    start: float
+
+
+def look_ahead(state: PoolState, job_id: str, until_end: bool = False) -> Outlook | None:
+    """Return when the job starts if nothing else comes; None if it does not. Raises UnknownDurations and
+    PolicyError."""
+    run = begin(state, medians(state))
+    run_until(run, lambda run: _has_ended(run, job_id) if until_end else _has_started(run, job_id))
+    result = run.result(job_id)
+    if result.started is None:
+        return None
+    devices = tuple(device.id for device in result.devices)
+    return Outlook(
+        result.started, devices, result.ended, tuple(_find_holders(state, run, job_id, result.started))
+    )
+
+
+def find_alternatives(
+    state: PoolState,
+    job_id: str,
+    start: float | None,
+    policies: Sequence[str] = POLICIES,
+    is_late: Callable[[], bool] = lambda: False,
+) -> list[Alternative]:
+    """Return the changes with which the job would start before `start`, the earliest first. When `is_late`,
+    those tried so far are returned. Raises UnknownDurations and PolicyError."""
+    found = []
+    for kind, value, label, changed in _changes(state, job_id, policies):
+        if is_late():
+            break
+        run = begin(changed, medians(changed))
+        run_until(run, lambda run: _has_started(run, job_id))
+        started = run.result(job_id).started
+        if started is not None and (start is None or started < start):
+            found.append(Alternative(kind, value, label, started))
+    return sorted(found, key=lambda each: each.start)
+
+
+def _has_started(run: Run, job_id: str) -> bool:
+    return run.result(job_id).started is not None
+
+
+def _has_ended(run: Run, job_id: str) -> bool:
+    return run.result(job_id).ended is not None
+
+
+def _find_holders(state: PoolState, run: Run, job_id: str, start: float) -> Iterator[Holder]:
+    """Return the jobs that held the job's devices last before it started."""
+    devices = {device.id for device in run.result(job_id).devices}
+    jobs = state.jobs()
+    last: dict[str, tuple[float, str]] = {}
+    for attempt in run.simulation.attempts:
+        if attempt.job_id != job_id and attempt.ended <= start:
+            for device in attempt.devices:
+                if device.id in devices:
+                    last[device.id] = max(last.get(device.id, (0.0, "")), (attempt.ended, attempt.job_id))
+    for until, holder in sorted(set(last.values()), reverse=True):
+        yield Holder(holder, jobs[holder].name or holder, until)
+
+
+def _changes(
+    state: PoolState, job_id: str, policies: Sequence[str]
+) -> Iterator[tuple[str, str, str, PoolState]]:
+    job = next(job for job, _ in state.waiting if job.id == job_id)
+    for gpus in _fewer(job):
+        label = f"on {gpus} GPU{'s' if gpus > 1 else ''} instead of {job.gpus}"
+        yield "gpus", str(gpus), label, state.with_request(*_resized(state, job, gpus))
+    if job.gpus > 1 and not job.may_span_nodes and not job.one_node:
+        yield "span_nodes", "true", "on several nodes", state.with_request(replace(job, may_span_nodes=True))
+    if job.models:
+        yield "models", "", "on any GPU model", state.with_request(replace(job, models=()))
+    if job.nodes:
+        yield "nodes", "", "on any node", state.with_request(replace(job, nodes=()))
+    if make_policy(state.policy, state.options).uses_priority:
+        for more in (1, 10):
+            changed = replace(job, priority=job.priority + more)
+            yield "priority", str(changed.priority), f"with priority + {more}", state.with_request(changed)
+    for policy in policies:
+        if policy != state.policy:
+            yield "policy", policy, f"under {policy}", state.under(policy)
+
+
+def _fewer(job: Job) -> list[int]:
+    """Return the smaller numbers of GPUs to try: one less, and half as many again and again."""
+    if job.min_gpus or job.gpus < 2:
+        return []
+    halves: list[int] = []
+    while (half := (halves[-1] if halves else job.gpus) // 2) >= 1:
+        halves.append(half)
+    return sorted({job.gpus - 1, *halves}, reverse=True)
+
+
+def _resized(state: PoolState, job: Job, gpus: int) -> tuple[Job, Estimate | None]:
+    """Return the job on fewer GPUs, which takes longer in proportion."""
+    factor, known = job.gpus / gpus, state.duration(job.id)
+    changed = replace(job, gpus=gpus)
+    if known is None:
+        return changed, None
+    longer = Estimate(known.value * factor, known.upper * factor, known.how)
+    return changed.expecting(longer.value) if job.expected_s else changed, longer
