@@ -52,6 +52,8 @@ class AttemptInterrupted(AttemptFact):
     policy: str
     freed_for: str
     """A JSON list of the ids of the jobs that got its devices."""
+    requeued: float | None = None
+    """When its end was reported, so that the job could wait again or be launched on other devices."""
 
 
 @in_table("saved_work")

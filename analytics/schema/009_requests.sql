@@ -29,6 +29,7 @@ create table protections (
 );
 
 alter table attempt_ends add column released timestamptz;  -- when the engine freed its devices
+alter table interruptions add column requeued timestamptz; -- when its end was reported, and the job could go on
 
 -- What jobs can ask of a node beside its devices.
 alter table nodes add column cpus double;    -- 0: not counted

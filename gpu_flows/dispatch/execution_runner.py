@@ -350,8 +350,8 @@ class ExecutionRunner:
             shown = outcome
             if requeued:
                 shown = "out_of_memory" if raised else preemption.kind if preemption else outcome
-            released = execution.released_at
-            self.record(*describe_end(execution.attempt, end, ended, shown, detail, preemption, released))
+            times = execution.released_at, self.clock()
+            self.record(*describe_end(execution.attempt, end, ended, shown, detail, preemption, *times))
             if preemption or saved.has_reports:
                 self.record(saved)
             ran_s = progress.ran_s + ended - execution.attempt.started
