@@ -78,7 +78,8 @@ def test_a_job_that_ended_does_not_wait_for_the_report_of_its_end(history: Histo
 
 def fragments(history: History) -> list[tuple[float, float, int, float]]:
     return history.query(
-        f"select epoch(since) - {T}, epoch(until) - {T}, idle_devices, idle_device_s from fragmentation order by 1"
+        f"select epoch(since) - {T}, epoch(until) - {T}, idle_devices, idle_device_s"
+        " from fragmentation order by since"
     )
 
 
