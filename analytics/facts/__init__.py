@@ -45,6 +45,11 @@ from gpu_flows.analytics.facts.predictions import (
     Predicted,
     ProgressReported,
 )
+from gpu_flows.analytics.facts.shadows import (
+    Regretted,
+    ShadowDecided,
+    ShadowProjected,
+)
 
 __all__ = [
     "FACTS",
@@ -68,7 +73,10 @@ __all__ = [
     "PoolFact",
     "Predicted",
     "ProgressReported",
+    "Regretted",
     "Sampled",
     "SavedWork",
+    "ShadowDecided",
+    "ShadowProjected",
     "Swapped",
 ]
