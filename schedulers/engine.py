@@ -331,6 +331,11 @@ class Engine:
         jobs, log = self.first_waiting(limit), self._offer_log
         return explain_queue(jobs, self.cluster, foresee, why_waiting, lambda job: log.describe(job.id, now))
 
+    def look(self, now: float) -> State:
+        """Return what a policy would see now, for callers that only read it."""
+        self._state.now, self._draft.protection = now, self.protection
+        return self._state
+
     # -- internal -----------------------------------------------------------------------------
 
     def _check_new(self, now: float) -> list[Action]:
