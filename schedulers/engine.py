@@ -274,11 +274,6 @@ class Engine:
         self._changed = True
 
     @property
-    def state(self) -> State:
-        """What the policy sees."""
-        return self._state
-
-    @property
     def active_policy(self) -> Policy:
         """The policy that decides: the chosen one, or FIFO while that one has an error."""
         return self._fallback if self.policy_error else self.policy

@@ -11,15 +11,13 @@ from typing import Any
 import pytest
 from hypothesis import given
 
-from gpu_flows.schedulers.cluster.spec import declare
 from gpu_flows.schedulers.engine import Engine
 from gpu_flows.schedulers.forecast import shadows as module
 from gpu_flows.schedulers.forecast.projection import Projection, project
-from gpu_flows.schedulers.forecast.shadows import Shadows, TookTooLong, Verdict
-from gpu_flows.schedulers.model import Job, Node, Plan, Preempt
+from gpu_flows.schedulers.forecast.shadows import Moves, Shadows, TookTooLong, Verdict
+from gpu_flows.schedulers.model import Job
 from gpu_flows.schedulers.policies.fifo import Fifo
-from gpu_flows.schedulers.policies.srtf import Srtf
-from gpu_flows.schedulers.policy import Policy, PolicyError, State, make_policy
+from gpu_flows.schedulers.policy import Policy, State, make_policy
 from gpu_flows.schedulers.protection import Protection
 from gpu_flows.schedulers.workload import Arrival
 from tests.small_pools import pool, submit
@@ -44,7 +42,7 @@ def observe(shadows: Shadows, engine: Engine, now: float = 100.0) -> dict[str, V
     with_plan = deepcopy(engine)
     decided = with_plan.make_plan(now)
     assert not with_plan.policy_error
-    found = {verdict.shadow: verdict for verdict in shadows.observe(engine, decided, now)}
+    found = {verdict.shadow: verdict for verdict in shadows.observe(engine, Moves.of(decided), now)}
     assert describe(engine) == before, "no shadow changes the state of the pool"
     return found
 
@@ -61,7 +59,14 @@ def describe(engine: Engine) -> object:
     are not part of it: a policy may change its mind about them."""
     cluster = engine.cluster
     devices = [
-        (state.device, dict(state.holders), state.exclusive, state.free_mb, state.healthy, state.utilization)
+        (
+            state.device,
+            dict(state.holders),
+            bool(state.holders) and state.exclusive,
+            state.free_mb,
+            state.healthy,
+            state.utilization,
+        )
         for state in cluster.devices.values()
     ]
     nodes = [
@@ -131,24 +136,22 @@ def jobs_of(described: Any) -> object:
 
 
 def test_agreement_counts_the_moves_that_both_make() -> None:
-    # FIFO keeps the one free device for `wide`; sjf would start both short jobs, one of them there.
+    # FIFO stops at `wide`, which does not fit beside `old`; sjf passes it.
     engine = pool("fifo", "1x3")
     submit(engine, Job("old", 0.0, 2), Job("wide", 1.0, 3), Job("short", 2.0, expected_s=5.0))
-    found = observe(of({"fifo": {}, "sjf": {}, "round_robin": {}}), engine)
-    assert (found["fifo"].same_jobs, found["fifo"].same_devices, found["fifo"].agreement) == (True, True, 1.0)
-    assert found["sjf"].started == 1, "short, and then wide is the shortest of unknown ones?"
+    found = observe(of(["fifo", "sjf"]), engine)
+    assert found["fifo"] == Verdict("fifo", 1, 0, True, True, 1.0)
+    assert found["sjf"] == Verdict("sjf", 2, 0, False, False, 1 / 2)
 
 
 def test_the_same_jobs_on_other_devices_are_told_apart() -> None:
-    nodes = declare("2x2")
-    engine = pool("fifo", nodes)
+    engine = pool("fifo", "2x2", placement="pack")
     submit(engine, Job("first", 0.0, 1))
     engine.tick(0.0)
     submit(engine, Job("next", 1.0, 1))
-    found = observe(of({"fifo": {"placement": "first_fit"}, "round_robin": {}}), engine)
-    assert (found["fifo"].same_jobs, found["fifo"].same_devices) == (True, True)
-    assert (found["round_robin"].same_jobs, found["round_robin"].same_devices) == (True, False)
-    assert found["round_robin"].agreement == 1.0
+    found = observe(of({"fifo": {"placement": "pack"}, "sjf": {"placement": "spread"}}), engine)
+    assert found["fifo"] == Verdict("fifo", 1, 0, True, True, 1.0)
+    assert found["sjf"] == Verdict("sjf", 1, 0, True, False, 1.0)
 
 
 def test_preemptions_are_moves() -> None:

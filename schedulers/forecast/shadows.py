@@ -34,6 +34,24 @@ class TookTooLong(BaseException):
 
 
 @dataclass(frozen=True, slots=True)
+class Moves:
+    """What a plan moves, by the ids of jobs and devices."""
+
+    starts: Mapping[str, frozenset[str]]  # the devices of each job
+    preempts: frozenset[str] = frozenset()
+
+    @classmethod
+    def of(cls, plan: Plan) -> Moves:
+        started = {start.job.id: frozenset(device.id for device in start.devices) for start in plan.starts}
+        return cls(started, frozenset(preempt.running.job.id for preempt in plan.preempts))
+
+    def each(self) -> set[tuple[str, str]]:
+        """Return the moves one by one. No policy decides about a job that asks for no device."""
+        started = {("start", job_id) for job_id, devices in self.starts.items() if devices}
+        return started | {("preempt", job_id) for job_id in self.preempts}
+
+
+@dataclass(frozen=True, slots=True)
 class Verdict:
     """What a shadow would have done instead of a decision of the pool."""
 
@@ -134,16 +152,16 @@ class Shadows:
         """Return the options of the shadows that plan, by name."""
         return {name: shadow.options for name, shadow in self._shadows.items() if not shadow.error}
 
-    def observe(self, engine: Engine, decided: Plan, now: float) -> Iterator[Verdict]:
+    def observe(self, engine: Engine, decided: Moves, now: float) -> Iterator[Verdict]:
         """Let each shadow plan on the state of this engine, in which the pool decided so. Decisions in which
         neither of them moves anything are left out."""
         if not self.active():
             self._original = Original()
             return
-        changes = self._changes(self._original, engine, now)
+        changes = self._original.changes(engine.look(now))
         for name, shadow in self._shadows.items():
             if not shadow.error:
-                seen = self._changes(Original(), engine, now) if shadow.is_new else changes
+                seen = Original().changes(engine.look(now)) if shadow.is_new else changes
                 verdict = self._ask(name, shadow, seen, decided)
                 if verdict:
                     yield verdict
@@ -157,12 +175,7 @@ class Shadows:
         for shadow in self._shadows.values():
             shadow.policy.close()
 
-    def _changes(self, original: Original, engine: Engine, now: float) -> Changes:
-        changes = original.changes(engine.state)
-        changes.now, changes.protection = now, engine.protection
-        return changes
-
-    def _ask(self, name: str, shadow: Shadow, changes: Changes, decided: Plan) -> Verdict | None:
+    def _ask(self, name: str, shadow: Shadow, changes: Changes, decided: Moves) -> Verdict | None:
         began = self._clock()
         try:
             with self._limit(PLAN_WITHIN_S):
@@ -183,7 +196,16 @@ class Shadows:
         took_s = self._clock() - planning
         if took_s > PLAN_WITHIN_S:
             return self._suspend(name, shadow, began, f"it did not plan within {PLAN_WITHIN_S:g} s")
-        return compare(name, plan, decided, took_s * 1e6, shadow)
+        return self._judge(name, shadow, Moves.of(plan), decided, took_s * 1e6)
+
+    def _judge(
+        self, name: str, shadow: Shadow, mine: Moves, decided: Moves, took_us: float
+    ) -> Verdict | None:
+        if not (mine.each() or decided.each()):
+            return None
+        skipped, shadow.skipped = shadow.skipped, 0
+        started = sum(bool(devices) for devices in mine.starts.values())
+        return Verdict(name, started, len(mine.preempts), *compare(mine, decided), took_us, skipped)
 
     def _suspend(self, name: str, shadow: Shadow, began: float, reason: str) -> Verdict:
         skipped, shadow.skipped = shadow.skipped, 0
@@ -191,36 +213,13 @@ class Shadows:
         return Verdict(name, took_us=(self._clock() - began) * 1e6, skipped=skipped, error=reason)
 
 
-def compare(name: str, plan: Plan, decided: Plan, took_us: float, shadow: Shadow) -> Verdict | None:
-    """Return how the plan of a shadow differs from what was decided; None if both move nothing."""
-    mine, theirs = _placed(plan), _placed(decided)
-    moves = _moves(plan, mine), _moves(decided, theirs)
-    either = moves[0] | moves[1]
-    if not either:
-        return None
-    same_jobs = mine.keys() == theirs.keys()
-    skipped, shadow.skipped = shadow.skipped, 0
-    return Verdict(
-        name,
-        len(mine),
-        len(plan.preempts),
-        same_jobs,
-        same_jobs and mine == theirs,
-        len(moves[0] & moves[1]) / len(either),
-        took_us,
-        skipped,
-    )
+def compare(mine: Moves, decided: Moves) -> tuple[bool, bool, float]:
+    """Return whether both start the same jobs, whether on the same devices, and how much they agree."""
+    same_devices = _placed(mine) == _placed(decided)
+    same_jobs = same_devices or _placed(mine).keys() == _placed(decided).keys()
+    either = mine.each() | decided.each()
+    return same_jobs, same_devices, len(mine.each() & decided.each()) / len(either) if either else 1.0
 
 
-def _placed(plan: Plan) -> dict[str, frozenset[str]]:
-    """Return the devices of each job that the plan starts. A job that asks for none is started without it."""
-    return {
-        start.job.id: frozenset(device.id for device in start.devices)
-        for start in plan.starts
-        if start.devices
-    }
-
-
-def _moves(plan: Plan, started: Mapping[str, object]) -> set[tuple[str, str]]:
-    stopped = {("preempt", preempt.running.job.id) for preempt in plan.preempts}
-    return {("start", job_id) for job_id in started} | stopped
+def _placed(moves: Moves) -> dict[str, frozenset[str]]:
+    return {job_id: devices for job_id, devices in moves.starts.items() if devices}
