@@ -1,4 +1,4 @@
--- Would another policy do better? What the shadows would have decided, and the turnaround under them.
+-- Would one of the shadows do better than the policy?
 -- $pool = : only this pool; all pools when empty.
 select *
 from shadow_ranking
