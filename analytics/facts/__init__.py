@@ -28,6 +28,7 @@ from gpu_flows.analytics.facts.devices import (
 )
 from gpu_flows.analytics.facts.jobs import (
     JobEnded,
+    JobQueued,
     JobSubmitted,
 )
 from gpu_flows.analytics.facts.learning import (
@@ -37,6 +38,7 @@ from gpu_flows.analytics.facts.pool import (
     Decided,
     ExperimentRan,
     Offered,
+    ProtectionSet,
     Swapped,
 )
 from gpu_flows.analytics.facts.predictions import (
@@ -65,6 +67,7 @@ __all__ = [
     "Fact",
     "FeaturesSeen",
     "JobEnded",
+    "JobQueued",
     "JobSubmitted",
     "LearningStep",
     "MemoryPeak",
@@ -73,6 +76,7 @@ __all__ = [
     "PoolFact",
     "Predicted",
     "ProgressReported",
+    "ProtectionSet",
     "Regretted",
     "Sampled",
     "SavedWork",
