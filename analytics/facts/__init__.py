@@ -26,6 +26,9 @@ from gpu_flows.analytics.facts.devices import (
     NodeSeen,
     Sampled,
 )
+from gpu_flows.analytics.facts.forecasts import (
+    Forecast,
+)
 from gpu_flows.analytics.facts.jobs import (
     JobEnded,
     JobQueued,
@@ -66,6 +69,7 @@ __all__ = [
     "ExperimentRan",
     "Fact",
     "FeaturesSeen",
+    "Forecast",
     "JobEnded",
     "JobQueued",
     "JobSubmitted",

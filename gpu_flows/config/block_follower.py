@@ -97,6 +97,11 @@ class BlockFollower:
         return self._active.options.model_dump(mode="json") if self._active else {}
 
     @property
+    def network(self) -> str:
+        """The network table in force."""
+        return self._network
+
+    @property
     def missing_devices(self) -> str:
         """Why some devices of the cluster are unknown; empty if all are known."""
         return self._source.problem if self._source else ""

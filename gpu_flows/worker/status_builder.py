@@ -27,15 +27,18 @@ def build_status(
     recorder_trouble: str,
     describe_needs: Callable[[Job], dict[str, Any]] = lambda job: {},
     describe_progress: Callable[[str], dict[str, Any] | None] = lambda job_id: None,
+    describe_forecast: Callable[[str], dict[str, Any]] = lambda job_id: {},
 ) -> Status:
     """Return what the pool's worker knows now. `describe_needs` tells how much memory and time a job needs,
-    and whether that was stated or predicted; `describe_progress` tells how far a running job is."""
+    and whether that was stated or predicted; `describe_progress` tells how far a running job is, and
+    `describe_forecast` when a job starts and ends."""
     engine, now = dispatcher.engine, time.time()
     running = [
         {
             **_describe_running(job, preemption, dispatcher, now),
             **describe_needs(job.job),
             "progress": describe_progress(job.job.id),
+            **describe_forecast(job.job.id),
         }
         for job, preemption in dispatcher.occupants()
     ]
@@ -58,7 +61,7 @@ def build_status(
             "saved": blocks.policy_saved.isoformat() if blocks.policy_saved else None,
         },
         waiting=[
-            _describe_waiting(job, reason, dispatcher, now) | describe_needs(job)
+            _describe_waiting(job, reason, dispatcher, now) | describe_needs(job) | describe_forecast(job.id)
             for job, reason in waiting.reasons(MOST_LISTED)
         ],
         running=running,
