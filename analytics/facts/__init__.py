@@ -50,6 +50,11 @@ from gpu_flows.analytics.facts.predictions import (
     Predicted,
     ProgressReported,
 )
+from gpu_flows.analytics.facts.shadows import (
+    Regretted,
+    ShadowDecided,
+    ShadowProjected,
+)
 
 __all__ = [
     "FACTS",
@@ -76,7 +81,10 @@ __all__ = [
     "Predicted",
     "ProgressReported",
     "ProtectionSet",
+    "Regretted",
     "Sampled",
     "SavedWork",
+    "ShadowDecided",
+    "ShadowProjected",
     "Swapped",
 ]
