@@ -1,0 +1,82 @@
+"""A figure of the history: the question it answers, the SQL that it is drawn from, and how it is drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from gpu_flows.analytics.figures.theme import MOST_MARKS, Drawing
+from gpu_flows.analytics.query_runner import QueryResult, run_query
+
+TIMEOUT_S = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """The part of a warehouse that a figure shows: one pool over some time."""
+
+    database: Path
+    pool: str
+    since: datetime
+    until: datetime
+
+    def ask(self, sql: str, max_rows: int | None = None) -> QueryResult:
+        """Run SQL, in which $pool, $since and $until are this scope. Raises QueryError."""
+        scope = {"pool": self.pool, "since": self.since, "until": self.until}
+        return run_query(self.database, sql, scope, max_rows=max_rows, timeout_s=TIMEOUT_S)
+
+
+Draw = Callable[..., Drawing | None]
+"""From the results of the queries to a figure; None if they hold nothing to draw."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """How a figure is made. `coarse` takes its place where the first query has more rows than can be drawn."""
+
+    key: str
+    title: str
+    meaning: str  # in one sentence: what it shows, and how to read it
+    queries: tuple[str, ...]
+    draw: Draw
+    when_empty: str
+    views: tuple[str, ...] = ()  # that a warehouse may not have: an older gpu-flows has written it
+    coarse: Chart | None = None
+    most_rows: int = MOST_MARKS
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """A chart with its figure, or with the reason why there is none. The rows are its alternative in text."""
+
+    key: str
+    title: str
+    meaning: str
+    drawing: Drawing | None = None
+    missing: str = ""
+    data: QueryResult = field(default_factory=lambda: QueryResult([], [], False))
+
+
+def read_chart(chart: Chart, scope: Scope, views: set[str]) -> Drawn:
+    """Ask the warehouse, which has these views, and draw the figure. Raises QueryError."""
+    if absent := [view for view in chart.views if view not in views]:
+        reason = (
+            f"This warehouse has no {' and no '.join(absent)}. A worker of this version adds what is missing."
+        )
+        return Drawn(chart.key, chart.title, chart.meaning, missing=reason)
+    results = [scope.ask(chart.queries[0], chart.most_rows)]
+    if results[0].truncated and chart.coarse:
+        return read_chart(chart.coarse, scope, views)
+    results += [scope.ask(query) for query in chart.queries[1:]]
+    drawing = chart.draw(*results)
+    missing = "" if drawing else chart.when_empty
+    return Drawn(chart.key, chart.title, chart.meaning, drawing, missing, results[0])
+
+
+def list_views(scope: Scope) -> set[str]:
+    """Return the names of the warehouse's views. Raises QueryError."""
+    rows: list[tuple[Any, ...]] = scope.ask("select view_name from duckdb_views() where not internal").rows
+    return {name for (name,) in rows}

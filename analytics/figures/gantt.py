@@ -1,0 +1,210 @@
+"""Which job held which device, from when until when."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+from plotly import graph_objects as go
+
+from gpu_flows.analytics.figures.chart import Chart
+from gpu_flows.analytics.figures.heat import (
+    BINS,
+    MARGINS,
+    MOST_ROWS,
+    NUMBERED_DEVICES,
+    ROW,
+    device_axis,
+    draw_heat,
+)
+from gpu_flows.analytics.figures.theme import (
+    INK,
+    MOST_MARKS,
+    WARNING,
+    Drawing,
+    format_duration,
+    job_colour,
+    lines_of,
+    make_figure,
+    name_of,
+)
+from gpu_flows.analytics.figures.time_axis import TimeAxis, seconds_of
+from gpu_flows.analytics.query_runner import QueryResult
+
+NAMED = 0.03  # part of the time that a bar must take to bear the name of its job
+LARGEST_SHARE = 0.88  # of a row's height that bars take
+
+_HOLDS = """
+-- What did each job hold, and when?
+select
+    holds.node || ' / ' || coalesce(devices.index, 0) as device,
+    holds.job_id, jobs.name, jobs.user_name, holds.attempt,
+    greatest(holds.since, $since) as since, least(holds.until, $until) as until,
+    coalesce(attempt_ends.outcome, 'running') as outcome
+from device_holds as holds
+join jobs using (job_id)
+left join devices on devices.device_id = holds.device_id and devices.pool = holds.pool
+left join attempt_ends on attempt_ends.job_id = holds.job_id and attempt_ends.attempt = holds.attempt
+where holds.pool = $pool and holds.since < $until and holds.until > $since
+order by holds.node, devices.index, holds.since, holds.job_id
+"""
+_SHARES = f"""
+-- Which part of neighbouring devices was held, in each interval?
+with {NUMBERED_DEVICES},
+holds as (
+    select row, epoch(greatest(since, $since)) as since, epoch(least(until, $until)) as until, first, bin_s
+    from device_held join placed using (device_id), clock
+    where pool = $pool and since < $until and until > $since
+),
+pieces as (
+    select row, first, bin_s, since, until, unnest(range(
+        cast(floor((since - first) / bin_s) as bigint),
+        least(cast(floor((until - first) / bin_s) as bigint) + 1, {BINS})
+    )) as bin
+    from holds
+)
+select
+    device, rows.devices, to_timestamp(first + bin * bin_s) as time,
+    100 * sum(greatest(0, least(until, first + (bin + 1) * bin_s) - greatest(since, first + bin * bin_s)))
+        / (bin_s * rows.devices) as held_percent
+from rows left join pieces using (row)
+group by row, device, rows.devices, bin, first, bin_s
+order by row, bin
+"""
+
+
+class Hold(NamedTuple):
+    """A device in the hands of one attempt. Times are those of a query, or seconds."""
+
+    device: str
+    job_id: str
+    name: str
+    user_name: str
+    attempt: int
+    since: Any
+    until: Any
+    outcome: str
+
+
+def draw_gantt(found: QueryResult) -> Drawing | None:
+    """Draw every hold as a bar."""
+    return draw_holds([Hold(*row) for row in found.rows])
+
+
+def draw_holds(holds: Sequence[Hold], devices: Iterable[str] = ()) -> Drawing | None:
+    """Draw every hold as a bar. `devices` are drawn even if no job held them."""
+    if not holds:
+        return None
+    rows = list(dict.fromkeys([*devices, *(hold.device for hold in holds)]))
+    begins, ends = (
+        [seconds_of(time) for time in times] for times in zip(*((h.since, h.until) for h in holds))
+    )
+    axis = TimeAxis(min(begins), max(ends))
+    places = _find_places(holds, begins, ends)
+    bars = go.Bar(
+        orientation="h",
+        y=[name_of(hold.device) for hold in holds],
+        base=[axis.at(begin) for begin in begins],
+        x=[axis.length(end - begin) for begin, end in zip(begins, ends, strict=True)],
+        offset=[offset for offset, _ in places],
+        width=[width for _, width in places],
+        marker={"color": [job_colour(hold.job_id) for hold in holds], "line": {"width": 0}},
+        text=_names_on_bars(holds, begins, ends, axis),
+        textposition="inside",
+        insidetextanchor="middle",
+        textfont={"color": INK, "size": 11},
+        constraintext="none",
+        customdata=[hold.job_id for hold in holds],
+        hovertext=[_describe(*each, axis) for each in zip(holds, begins, ends, strict=True)],
+        hoverinfo="text",
+        showlegend=False,
+    )
+    stopped = [n for n, hold in enumerate(holds) if hold.outcome not in ("completed", "running")]
+    ticks = go.Scatter(
+        mode="markers",
+        x=[axis.at(ends[n]) for n in stopped],
+        y=[name_of(holds[n].device) for n in stopped],
+        marker={"symbol": "line-ns", "size": 11, "line": {"width": 2, "color": WARNING}},
+        hoverinfo="skip",
+        name="stopped before its end",
+    )
+    figure = make_figure(
+        [bars, *([ticks] if stopped else [])], height=MARGINS + ROW * max(len(rows), 4), barmode="overlay"
+    )
+    figure.update_xaxes(**axis.layout())
+    figure.update_yaxes(**device_axis(rows))
+    figure.update_layout(uniformtext={"minsize": 9, "mode": "hide"}, bargap=0.1)
+    jobs = len({hold.job_id for hold in holds})
+    return Drawing(
+        figure, f"{jobs:,} jobs on {len({h.device for h in holds}):,} devices, a colour for each job"
+    )
+
+
+def _find_places(
+    holds: Sequence[Hold], begins: Sequence[float], ends: Sequence[float]
+) -> list[tuple[float, float]]:
+    """Return the offset and the width of each bar, so that jobs that share a device lie beside each other."""
+    free: dict[str, list[float]] = {}  # when each lane of a device is free again
+    lanes = [0] * len(holds)
+    for number in sorted(range(len(holds)), key=lambda n: (begins[n], ends[n])):
+        until = free.setdefault(holds[number].device, [])
+        lane = next((n for n, time in enumerate(until) if time <= begins[number]), len(until))
+        until[lane : lane + 1] = [ends[number]]
+        lanes[number] = lane
+    widths = [LARGEST_SHARE / len(free[hold.device]) for hold in holds]
+    return [(lane * width - LARGEST_SHARE / 2, width) for lane, width in zip(lanes, widths, strict=True)]
+
+
+def _names_on_bars(
+    holds: Sequence[Hold], begins: Sequence[float], ends: Sequence[float], axis: TimeAxis
+) -> list[str]:
+    shortest = NAMED * (axis.last - axis.first)
+    return [
+        name_of(hold.name or hold.job_id, 18) if end - begin > shortest else ""
+        for hold, begin, end in zip(holds, begins, ends, strict=True)
+    ]
+
+
+def _describe(hold: Hold, begin: float, end: float, axis: TimeAxis) -> str:
+    times = f"{axis.label(begin)} to {axis.label(end)} ({format_duration(end - begin)})"
+    return lines_of(
+        hold.name or hold.job_id,
+        hold.user_name,
+        hold.device,
+        times,
+        f"attempt {hold.attempt}, {hold.outcome}",
+    )
+
+
+def draw_shares(found: QueryResult) -> Drawing | None:
+    """Draw which part of neighbouring devices was held over time, where there are too many holds for bars."""
+    drawing = draw_heat(found.rows, "held")
+    if drawing is None:
+        return None
+    most = max(devices for _, devices, _, _ in found.rows)
+    what = f"{most} neighbouring devices" if most > 1 else "the time"
+    return Drawing(
+        drawing.figure,
+        f"{drawing.subtitle}, since there are more than {MOST_MARKS:,} holds: the darker, the more of {what} jobs held",
+    )
+
+
+_TITLE = "Devices over time"
+_EMPTY = "No job held a device in this time."
+CHART = Chart(
+    key="gantt",
+    title=_TITLE,
+    meaning="Each row is a device and each bar the time that a job held it; gaps are idle time.",
+    queries=(_HOLDS,),
+    draw=draw_gantt,
+    when_empty=_EMPTY,
+    coarse=Chart(
+        key="gantt",
+        title=_TITLE,
+        meaning="Each row is a device, or several neighbouring ones; light cells are idle time.",
+        queries=(_SHARES,),
+        draw=draw_shares,
+        when_empty=_EMPTY,
+        most_rows=MOST_ROWS * BINS,
+    ),
+)
