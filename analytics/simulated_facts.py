@@ -27,12 +27,16 @@ from gpu_flows.analytics.facts import (
     ExperimentRan,
     Fact,
     JobEnded,
+    JobQueued,
     JobSubmitted,
     NodeSeen,
     Offered,
+    ProtectionSet,
+    Swapped,
 )
 from gpu_flows.analytics.warehouse import Warehouse
 from gpu_flows.schedulers.model import all_devices
+from gpu_flows.schedulers.protection import UNPROTECTED
 from gpu_flows.schedulers.simulation.simulator import Attempt, JobResult, Simulation
 from gpu_flows.schedulers.workload import Arrival
 
@@ -92,7 +96,7 @@ def list_facts(simulation: Simulation, policy: str, experiment: Experiment, now:
     yield ExperimentRan(experiment.name, now, experiment.description)
     first = min((job.arrival.job.submitted for job in simulation.jobs), default=0.0)
     for node in simulation.nodes:
-        yield NodeSeen(first, pool, node.name, node.rack)
+        yield NodeSeen.of(node, pool, first)
     # Devices count from the first job that ended, as in the summary: those of other jobs were not used.
     submitted = [job.arrival.job.submitted for job in simulation.jobs if job.ended is not None]
     opened = min(submitted, default=0.0)
@@ -100,22 +104,35 @@ def list_facts(simulation: Simulation, policy: str, experiment: Experiment, now:
         yield DeviceSeen(
             f"{pool}/{device.id}", pool, device.node, device.index, device.model, device.memory_mb, opened
         )
+    yield from _policy_facts(simulation, pool, policy, first)
     for result in simulation.jobs:
         yield from _job_facts(result, pool, experiment.name)
     decider = f"{policy} (failed)" if simulation.policy_error else policy
-    memory = {result.arrival.job.id: result.arrival.job.memory_mb for result in simulation.jobs}
+    arrivals = {result.arrival.job.id: result.arrival for result in simulation.jobs}
     for attempt in simulation.attempts:
-        yield from _attempt_facts(
-            attempt, pool, decider, memory[attempt.job_id], has_network=bool(simulation.network)
-        )
+        arrival = arrivals[attempt.job_id]
+        yield from _attempt_facts(attempt, pool, decider, arrival, has_network=bool(simulation.network))
     for time, offer in simulation.offers:
         yield Offered.of(offer, f"{pool}/{offer.job.id}", pool, decider, time)
+
+
+def _policy_facts(simulation: Simulation, pool: str, label: str, first: float) -> Iterator[Fact]:
+    """Yield which policy decided, from when on. The first one has the label of the whole simulation."""
+    unprotected = UNPROTECTED.min_run_seconds, UNPROTECTED.most_preemptions
+    yield ProtectionSet(first, pool, *unprotected)
+    before = ""
+    for swap in simulation.swaps:
+        name = swap.policy if before else label
+        yield Swapped(swap.time if before else first, pool, before, name, json.dumps(swap.options))
+        before = name
 
 
 def _job_facts(result: JobResult, pool: str, experiment: str) -> Iterator[Fact]:
     job = result.arrival.job
     job_id = f"{pool}/{job.id}"
     yield JobSubmitted.of(job, job_id, pool, flow=job.kind, experiment=experiment)
+    if result.told:
+        yield JobQueued.of(result.told, job_id, result.arrival.enters)
     if result.ended is not None:
         yield JobEnded(job_id, result.ended, "completed")
     elif result.reason and result.reason.code == "impossible":
@@ -123,15 +140,16 @@ def _job_facts(result: JobResult, pool: str, experiment: str) -> Iterator[Fact]:
 
 
 def _attempt_facts(
-    attempt: Attempt, pool: str, policy: str, memory_mb: int, has_network: bool
+    attempt: Attempt, pool: str, policy: str, arrival: Arrival, has_network: bool
 ) -> Iterator[Fact]:
     job_id, number, started = f"{pool}/{attempt.job_id}", attempt.number, attempt.started
     nodes = json.dumps(list(dict.fromkeys(device.node for device in attempt.devices)))
     yield AttemptStarted(job_id, number, policy, RUNTIME, nodes, started, started)
     for device in attempt.devices:
-        reserved = memory_mb or device.memory_mb
+        reserved = arrival.job.memory_mb or device.memory_mb
         yield Allocated(job_id, number, f"{pool}/{device.id}", device.node, reserved, started)
     exit_code = 0 if attempt.outcome == "completed" else None
+    release_s = arrival.release_s if attempt.outcome == "completed" else 0.0
     yield AttemptEnded(
         job_id,
         number,
@@ -139,6 +157,7 @@ def _attempt_facts(
         attempt.outcome,
         exit_code,
         comm_s=attempt.comm_s if has_network else None,
+        released=attempt.ended + release_s,
     )
 
 

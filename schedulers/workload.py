@@ -10,13 +10,20 @@ from gpu_flows.schedulers.model import Job
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """One job of a workload. It arrives at `job.submitted`."""
+    """One job of a workload."""
 
     job: Job
     duration_s: float  # its run time on exactly the devices it asks for, alone and without interruption
     utilization: float = 100.0  # of each of its devices, in percent
     memory_mb: int = 0  # what it truly needs on each device; 0: what it states
     launch_s: float = 0.0  # for which every attempt holds its devices before it works
+    release_s: float = 0.0  # for which its devices stay held after its end, where that is simulated
+    queued: float | None = None  # when it enters the queue; None: when it was submitted
+
+    @property
+    def enters(self) -> float:
+        """When it enters the queue."""
+        return self.job.submitted if self.queued is None else self.queued
 
     @property
     def true_memory_mb(self) -> int:

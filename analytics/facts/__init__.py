@@ -28,6 +28,7 @@ from gpu_flows.analytics.facts.devices import (
 )
 from gpu_flows.analytics.facts.jobs import (
     JobEnded,
+    JobQueued,
     JobSubmitted,
 )
 from gpu_flows.analytics.facts.learning import (
@@ -37,6 +38,7 @@ from gpu_flows.analytics.facts.pool import (
     Decided,
     ExperimentRan,
     Offered,
+    ProtectionSet,
     Swapped,
 )
 from gpu_flows.analytics.facts.predictions import (
@@ -60,6 +62,7 @@ __all__ = [
     "Fact",
     "FeaturesSeen",
     "JobEnded",
+    "JobQueued",
     "JobSubmitted",
     "LearningStep",
     "MemoryPeak",
@@ -68,6 +71,7 @@ __all__ = [
     "PoolFact",
     "Predicted",
     "ProgressReported",
+    "ProtectionSet",
     "Sampled",
     "SavedWork",
     "Swapped",

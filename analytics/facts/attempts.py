@@ -36,6 +36,8 @@ class AttemptEnded(AttemptFact):
     """Of the host's memory, as far as it was sampled."""
     comm_s: float | None = None
     """The time for which its devices waited for each other over the network. Only simulations know it."""
+    released: float | None = None
+    """When the engine freed its devices, which may be a moment after its end."""
 
 
 @in_table("interruptions")
@@ -50,6 +52,8 @@ class AttemptInterrupted(AttemptFact):
     policy: str
     freed_for: str
     """A JSON list of the ids of the jobs that got its devices."""
+    requeued: float | None = None
+    """When its end was reported, so that the job could wait again or be launched on other devices."""
 
 
 @in_table("saved_work")

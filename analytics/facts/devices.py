@@ -2,15 +2,32 @@
 
 from __future__ import annotations
 
+import json
+from typing import TYPE_CHECKING
+
 from gpu_flows.analytics.facts.base import Fact, PoolFact, in_table
+
+if TYPE_CHECKING:
+    from gpu_flows.schedulers.model import Node
 
 
 @in_table("nodes")
 class NodeSeen(PoolFact):
-    """A node joined the pool, or is in another rack than before."""
+    """A node joined the pool, or has another rack or other resources than before."""
 
     node: str
     rack: str
+    cpus: float = 0.0
+    """0: not counted."""
+    ram_mb: int = 0
+    """0: not counted."""
+    links: str = "[]"
+    """A JSON list: how closely which of its devices are linked."""
+
+    @classmethod
+    def of(cls, node: Node, pool: str, time: float) -> NodeSeen:
+        """Return the fact that this node is one of the pool."""
+        return cls(time, pool, node.name, node.rack, node.cpus, node.ram_mb, json.dumps(node.links))
 
 
 @in_table("devices")

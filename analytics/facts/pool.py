@@ -59,6 +59,16 @@ class Swapped(PoolFact):
     """Why the change was refused; the old policy stays in force."""
 
 
+@in_table("protections")
+class ProtectionSet(PoolFact):
+    """From now on, jobs are protected like this from being preempted."""
+
+    min_run_seconds: float
+    """A job is not preempted before it has run for this long."""
+    most_preemptions: int
+    """A job that was preempted this often is not preempted again. 0: no limit."""
+
+
 @in_table("experiments")
 class ExperimentRan(Fact):
     """A benchmark or simulation ran. Its jobs carry its name."""

@@ -77,6 +77,7 @@ _COMMANDS_BY_PACKAGE = [
             "compare": "Compare policies on the same workload.",
         },
     ),
+    ("gpu_flows.cli", {"whatif": "Replay recorded jobs under other policies or on other devices."}),
     ("gpu_flows.cli", {"predict": "Predict the memory and the time of a job before it runs."}),
     ("gpu_flows.cli", {"rl": "Train and evaluate the learned policy."}),
     (

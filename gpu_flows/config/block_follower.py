@@ -18,6 +18,7 @@ from prefect.blocks.core import Block
 from prefect.client.orchestration import PrefectClient
 from prefect.events import emit_event
 
+from gpu_flows.analytics.facts import ProtectionSet
 from gpu_flows.blocks import GpuCluster, GpuScheduler
 from gpu_flows.common.retry import Backoff
 from gpu_flows.config.paths import pool_folder
@@ -64,7 +65,7 @@ class BlockFollower:
     ) -> None:
         self._client, self._pool, self._dispatcher, self._log = client, pool, dispatcher, log
         self._containers, self._on_cluster, self._on_prediction = containers, on_cluster, on_prediction
-        self._on_readings = on_readings
+        self._on_readings, self._record = on_readings, record
         self._engine = dispatcher.engine
         memory = SimulatedMemory(pool_folder(pool) / FOLDER)
         self._telemetry = Telemetry(pool, dispatcher.engine, dispatcher.runtime, record, memory)
@@ -73,6 +74,7 @@ class BlockFollower:
         self._cluster: GpuCluster | None = None  # the last valid content of the cluster block
         self._is_open = False  # whether its devices are
         self._drained: set[str] = set()
+        self._recorded_protection: Protection | None = None
         self._network = REALISTIC  # the network table in force
         self._engine.set_network(load_network(REALISTIC).slowdown)
         self._retry_devices_at = 0.0
@@ -188,6 +190,10 @@ class BlockFollower:
             self._engine.set_protection(protection)
             self._log.info("Jobs are now protected from preemption by %s.", protection)
             self._dispatcher.wake()
+        if self._engine.protection != self._recorded_protection:
+            in_force = self._recorded_protection = self._engine.protection
+            limits = in_force.min_run_seconds, in_force.most_preemptions
+            self._record(ProtectionSet(time.time(), self._pool, *limits))
 
     # -- the devices --------------------------------------------------------------------------
 

@@ -35,11 +35,11 @@ class Telemetry:
     def set_nodes(self, nodes: list[Node], now: float) -> None:
         """Make these the devices of the pool, and record which were added and which were removed."""
         before = {id: s.device for id, s in self._engine.cluster.devices.items() if s.healthy}
-        racks = {name: state.node.rack for name, state in self._engine.cluster.nodes.items()}
+        known = {name: _describe(state.node) for name, state in self._engine.cluster.nodes.items()}
         devices = all_devices(nodes)
         self._engine.set_nodes(nodes)
-        moved = [node for node in nodes if racks.get(node.name) != node.rack]
-        self._record(*(NodeSeen(now, self._pool, node.name, node.rack) for node in moved))
+        changed = [node for node in nodes if known.get(node.name) != _describe(node)]
+        self._record(*(NodeSeen.of(node, self._pool, now) for node in changed))
         self._record(
             *(DeviceSeen(d.id, self._pool, d.node, d.index, d.model, d.memory_mb, now) for d in devices)
         )
@@ -80,3 +80,8 @@ class Telemetry:
 
     def _find_allocated(self, device_id: str, attempt: str) -> float | None:
         return self._memory.used(device_id).get(attempt) if self._memory else None
+
+
+def _describe(node: Node) -> tuple[object, ...]:
+    """Return what is recorded of a node itself."""
+    return node.rack, node.cpus, node.ram_mb, node.links

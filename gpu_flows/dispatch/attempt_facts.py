@@ -48,19 +48,31 @@ def describe_start(attempt: Attempt) -> list[Fact]:
 
 
 def describe_end(
-    attempt: Attempt, end: End, ended: float, outcome: str, detail: str, preemption: Preemption | None
+    attempt: Attempt,
+    end: End,
+    ended: float,
+    outcome: str,
+    detail: str,
+    preemption: Preemption | None,
+    released: float | None = None,
+    reported: float | None = None,
 ) -> list[Fact]:
-    """Return the facts of an ended attempt. A requested preemption is recorded even if the attempt ended in
-    another way. The exit code is left out where it would contradict the outcome."""
+    """Return the facts of an ended attempt: when it released its devices, and when its end was reported. A
+    requested preemption is recorded even if the attempt ended in another way. The exit code is left out where
+    it would contradict the outcome."""
     job_id, number = attempt.launch.job.id, attempt.launch.attempt
     memory = end.oom_killed, end.peak_memory_mb
     # The process of a flow ends with 0 also if the flow has failed.
     exit_code = None if outcome == "failed" and end.exit_code == 0 else end.exit_code
-    facts: list[Fact] = [AttemptEnded(job_id, number, ended, outcome, exit_code, detail, *memory)]
+    facts: list[Fact] = [
+        AttemptEnded(job_id, number, ended, outcome, exit_code, detail, *memory, released=released)
+    ]
     if preemption and preemption.kind != "suspended":  # that is a person's decision, not the policy's
         room_for = json.dumps(preemption.room_for)
         requested, kind, policy = preemption.requested, preemption.kind, preemption.policy
-        facts.append(AttemptInterrupted(job_id, number, requested, ended, kind, policy, room_for))
+        facts.append(
+            AttemptInterrupted(job_id, number, requested, ended, kind, policy, room_for, requeued=reported)
+        )
     return facts
 
 

@@ -32,6 +32,7 @@ class Execution:
     requeue_with: Progress | None = None  # set if the job waits again when this execution has finished
     expected_s: float | None = None  # the job's time on devices, corrected by its progress
     job_ended: bool = False  # the job does not continue
+    released_at: float | None = None
     released: asyncio.Future[None] = field(default_factory=_new_future)  # its devices are free
     stop_requested: asyncio.Future[None] = field(default_factory=_new_future)
     task: asyncio.Task[None] | None = None
@@ -46,9 +47,10 @@ class Execution:
             self.stop_requested.set_result(None)
         return is_first
 
-    def mark_released(self) -> None:
+    def mark_released(self, now: float) -> None:
         if not self.released.done():
             self.released.set_result(None)
+            self.released_at = now
 
     def blocks(self, other: Execution) -> bool:
         """Whether it still occupies devices that a plan has given to the other execution."""

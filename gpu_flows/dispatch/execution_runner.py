@@ -308,7 +308,7 @@ class ExecutionRunner:
         if execution.holds_devices:
             self.engine.ended(execution.job.id)
             execution.holds_devices = False
-        execution.mark_released()
+        execution.mark_released(self.clock())
         self.executions.preempting.discard(execution)
         self.wake()
 
@@ -350,7 +350,8 @@ class ExecutionRunner:
             shown = outcome
             if requeued:
                 shown = "out_of_memory" if raised else preemption.kind if preemption else outcome
-            self.record(*describe_end(execution.attempt, end, ended, shown, detail, preemption))
+            times = execution.released_at, self.clock()
+            self.record(*describe_end(execution.attempt, end, ended, shown, detail, preemption, *times))
             if preemption or saved.has_reports:
                 self.record(saved)
             ran_s = progress.ran_s + ended - execution.attempt.started

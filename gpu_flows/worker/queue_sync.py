@@ -19,6 +19,7 @@ from prefect.client.schemas.objects import FlowRun, StateType
 from prefect.events import Event
 from prefect.exceptions import PrefectException
 
+from gpu_flows.analytics.facts import JobQueued
 from gpu_flows.common.clock import utc_now
 from gpu_flows.dispatch.dispatcher import Dispatcher
 from gpu_flows.prefect_api.conventions import FINAL_STATES
@@ -53,6 +54,7 @@ class QueueSync:
         self._record: Callable[..., None] = record
         self._poll_after, self._other_runs = poll_after, other_runs
         self._recorded: set[str] = set()  # jobs whose submission has been recorded
+        self._queued: set[str] = set()  # jobs of which it has been recorded that they entered the queue
         self._refused: set[str] = set()  # jobs that are being refused
         self._finished_at: dict[str, float] = {}  # jobs whose execution has finished, and when
         self._changed: set[UUID] = set()  # runs that events reported and that have not been read yet
@@ -72,7 +74,9 @@ class QueueSync:
             await self._remove_missing(before - found_ids - self._dispatcher.executing())
             await self._due_jobs.describe_active()
             self._admit()
-            self._recorded &= self._admission.ids() | self._dispatcher.executing() | self._refused
+            known = self._admission.ids() | self._dispatcher.executing()
+            self._recorded &= known | self._refused
+            self._queued &= known
             self._refused &= found_ids
             self._finished_at = {id: at for id, at in self._finished_at.items() if at >= began}
 
@@ -259,7 +263,14 @@ class QueueSync:
         for job_id in changes.withdraw:
             self._dispatcher.withdraw(job_id)
         for job in changes.admit:
+            self._record_queued(job)
             self._dispatcher.submit(job)
+
+    def _record_queued(self, job: Job) -> None:
+        if job.id not in self._queued:
+            self._queued.add(job.id)
+            due = self._admission.get(job.id)
+            self._record(JobQueued.of(job, job.id, time.time(), due.work_queue if due else ""))
 
     # -- for those who show why jobs wait -----------------------------------------------------
 

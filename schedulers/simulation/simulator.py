@@ -14,6 +14,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
+from typing import Any, NamedTuple
 
 from gpu_flows.schedulers import mirror
 from gpu_flows.schedulers.engine import Engine
@@ -49,7 +50,7 @@ class Attempt:
     started: float
     ended: float
     devices: tuple[Device, ...]
-    outcome: str  # completed, preempted, lost or oom
+    outcome: str  # completed, preempted, moved, lost, cancelled or oom
     tier: Tier = Tier.NODE
     comm_s: float = 0.0  # time lost to the network
 
@@ -66,6 +67,7 @@ class JobResult:
     devices: tuple[Device, ...] = ()  # of the last attempt
     reason: Reason | None = None  # why it did not end
     comm_s: float = 0.0  # time lost to the network, over all attempts
+    told: Job | None = None  # the job as the policy knows it, with its estimated duration
 
     @property
     def turnaround_s(self) -> float:
@@ -74,6 +76,14 @@ class JobResult:
     @property
     def queueing_s(self) -> float:
         return self.turnaround_s - self.ran_s
+
+
+class Swap(NamedTuple):
+    """From this time on, this policy decides."""
+
+    time: float
+    policy: str
+    options: dict[str, Any]
 
 
 @dataclass(slots=True)
@@ -92,6 +102,7 @@ class Simulation:
     ooms: int = 0  # attempts that ran out of memory
     policy_error: str = ""
     network: str = ""  # its name; empty: jobs lose nothing to the network
+    swaps: list[Swap] = field(default_factory=list)  # the first is the policy that it begins with
 
 
 def simulate(
@@ -127,7 +138,7 @@ class Run:
         begin: mirror.Changes | None = None,
     ) -> None:
         conditions, estimates = conditions or Conditions(), estimates or Oracle()
-        self._arrivals = sorted(arrivals, key=lambda arrival: (arrival.job.submitted, arrival.job.order))
+        self._arrivals = sorted(arrivals, key=lambda arrival: (arrival.enters, arrival.job.order))
         self._conditions, self._estimates, self._progress = conditions, estimates, progress
         self._keeps_durations = conditions.keep_durations and not any(
             each.launch_s for each in self._arrivals
@@ -155,6 +166,8 @@ class Run:
         self._dying: set[str] = set()  # running jobs that exceed the memory of a device
         self._unsaved: set[str] = set()  # jobs whose last attempt ended with a breakdown
         self._furthest: dict[str, float] = {}  # the most work a job had done at any progress check
+        self._calls: list[tuple[float, int, Callable[[float], None]]] = []
+        self._note_policy(self._arrivals[0].enters if self._arrivals else 0.0, policy)
         self._begin = begin
         if begin:
             self._take_over(begin)
@@ -163,30 +176,63 @@ class Run:
         """Return what has happened to a job so far."""
         return self._results[job_id]
 
+    # -- what happens to the pool from outside ------------------------------------------------
+
+    def at(self, time: float, call: Callable[[float], None]) -> None:
+        """Call this at that time, before the policy plans. Calls of one moment keep their order."""
+        self._pushed += 1
+        heappush(self._calls, (time, self._pushed, call))
+
+    def swap(self, policy: Policy, now: float) -> None:
+        """Let another policy decide from now on."""
+        self.engine.swap(policy)
+        self._note_policy(now, policy)
+
+    def cancel(self, job_id: str, now: float) -> None:
+        """End a job that has not ended, wherever it is."""
+        result, running = self._results[job_id], self.engine.running.get(job_id)
+        if result.ended is not None:
+            return
+        result.reason = Reason("cancelled", "It was cancelled.")
+        self.engine.withdraw(job_id)
+        if running:
+            self.engine.ended(job_id)
+            self._close_attempt(running, now, "cancelled")
+        self._count_ended()
+
+    def _note_policy(self, now: float, policy: Policy) -> None:
+        self.simulation.swaps.append(Swap(now, policy.name, policy.options.model_dump(mode="json")))
+
+    # -- the course of events -----------------------------------------------------------------
+
     def events(self) -> Iterator[float]:
         """Handle one moment with events after the other, and yield its time. The simulation is complete
         after the last one."""
-        engine, arrivals, ends = self.engine, self._arrivals, self._ends
+        engine, arrivals, ends, calls = self.engine, self._arrivals, self._ends, self._calls
         breakdowns = self._conditions.breakdowns(self.simulation.nodes)
         next_arrival, quiet, ended, endless = 0, 0, 0, False
         if self._begin:
             self.plan(self._begin.now)
             yield self._begin.now
         while True:
-            arrival_at = arrivals[next_arrival].job.submitted if next_arrival < len(arrivals) else math.inf
+            arrival_at = arrivals[next_arrival].enters if next_arrival < len(arrivals) else math.inf
             now = min(arrival_at, self._next_end())
             if engine.wake_at is not None:
                 now = min(now, engine.wake_at)
+            if calls:
+                now = min(now, calls[0][0])
             if breakdowns and (next_arrival < len(arrivals) or not engine.is_idle):
                 now = min(now, breakdowns.next_at)
             if now == math.inf:
                 break
             while ends and ends[0][0] == now:
                 self._end(*heappop(ends))
+            while calls and calls[0][0] <= now:
+                heappop(calls)[2](now)
             if breakdowns and breakdowns.next_at <= now:
                 self._apply_breakdown(now, breakdowns.pop())
-            while next_arrival < len(arrivals) and arrivals[next_arrival].job.submitted == now:
-                engine.submit(self._estimates.job_for_policy(arrivals[next_arrival]))
+            while next_arrival < len(arrivals) and arrivals[next_arrival].enters == now:
+                self._submit(arrivals[next_arrival])
                 next_arrival += 1
             self.plan(now)
             yield now
@@ -209,7 +255,7 @@ class Run:
             if isinstance(action, Start):
                 self._start(action, now)
             elif isinstance(action, Preempt):
-                self._close_attempt(action.running, now, "preempted")
+                self._preempt(action, now)
             else:
                 self._refuse(action)
 
@@ -235,6 +281,15 @@ class Run:
         known = {job.id for job, _ in begin.waiting} | self.engine.running.keys()
         self._arrivals = [arrival for arrival in self._arrivals if arrival.job.id not in known]
 
+    def _submit(self, arrival: Arrival) -> None:
+        result = self._results[arrival.job.id]
+        if result.reason is None:  # it was not cancelled before
+            result.told = self._estimates.job_for_policy(arrival)
+            self.engine.submit(result.told)
+
+    def _preempt(self, stop: Preempt, now: float) -> None:
+        self._close_attempt(stop.running, now, "preempted")
+
     def _start(self, start: Start, now: float) -> None:
         job = start.job
         running = self.engine.running[job.id]
@@ -246,7 +301,7 @@ class Run:
             result.started = now
         conditions = self._conditions
         if not self._keeps_durations or len(start.devices) != job.gpus:
-            pause = result.arrival.launch_s
+            pause = self._launch_s(start, now)
             if has_run:
                 pause += conditions.pause_s(before, start.devices, job.id not in self._unsaved)
             self._unsaved.discard(job.id)
@@ -256,6 +311,10 @@ class Run:
         if self._memory.matters and self._memory.find_overfull(running, self.engine.cluster):
             self._dying.add(job.id)
         self._expect_end(running)
+
+    def _launch_s(self, start: Start, now: float) -> float:
+        """Return how long an attempt holds its devices before it runs."""
+        return self._results[start.job.id].arrival.launch_s
 
     def _expect_end(self, running: Running) -> None:
         job_id = running.job.id
@@ -284,12 +343,16 @@ class Run:
             return
         if self._dying and job_id in self._dying:
             return self._run_out_of_memory(running, now)
-        self.engine.ended(job_id)
+        self._release(running, now)
         result = self._results[job_id]
         result.ended = now
         self._close_attempt(running, now, "completed")
         self._estimates.learn(result.arrival)
         self._count_ended()
+
+    def _release(self, running: Running, now: float) -> None:
+        """Free the devices of a job that has ended."""
+        self.engine.ended(running.job.id)
 
     def _count_ended(self) -> None:
         self.ended += 1
@@ -323,6 +386,7 @@ class Run:
             has_moved = job_id in self.engine.running
             self.simulation.moves += has_moved
             self.simulation.preemptions += not has_moved
+            outcome = "moved" if has_moved else outcome
         attempt = Attempt(job_id, running.attempt, running.since, now, running.devices, outcome)
         if len(running.devices) > 1:
             attempt.tier = self.engine.cluster.tier(running.devices)

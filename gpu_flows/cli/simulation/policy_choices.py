@@ -51,13 +51,17 @@ def choose_policies(options: SimulationOptions, trace: Trace) -> tuple[list[Poli
 
 
 def _parse_choice(options: SimulationOptions, label: str, known: Mapping[str, type[Policy]]) -> PolicyChoice:
-    name, _, written = label.partition(":")
-    values = parse_assignments(split_at_commas(written), f"Policy {name!r}: option", parse_json_or_text)
+    name = label.partition(":")[0]
     accepted = known[name].Options.model_fields if name in known else {}
-    for option in ("placement", "sharing", "seed"):
-        value = getattr(options, option)
-        if value and option in accepted:
-            values.setdefault(option, value)
+    given = {option: getattr(options, option) for option in ("placement", "sharing", "seed")}
+    return parse_choice(label, {option: given[option] for option in given.keys() & accepted if given[option]})
+
+
+def parse_choice(label: str, defaults: Mapping[str, Any] | None = None) -> PolicyChoice:
+    """Parse `srtf` or `fifo:skip=true,placement=pack`. Raises BadInput or PolicyError."""
+    name, _, written = label.partition(":")
+    options = parse_assignments(split_at_commas(written), f"Policy {name!r}: option", parse_json_or_text)
+    values = {**(defaults or {}), **options}
     if remark := make_policy(name, values).remark:  # figures of another policy would be shown under its name
         raise BadInput(f"Policy {label!r}: {remark}")
     return PolicyChoice(label, name, values)

@@ -1,0 +1,143 @@
+"""A simulation in which launching, stopping and releasing jobs takes time, as it does in a live pool.
+
+    planned --launch_s--> started, works ... ended --release_s--> its devices are free
+    preempted --stop_s--> its devices are free --report_s--> it waits again
+
+In a plain simulation the devices of a job change hands in the moment of a decision. Here, as in the
+dispatcher, a job that gets the devices of a preempted one waits until they are free, the preempted job is
+away from the queue until its stop is reported, and a job counts as running only once it is launched. This
+matters where jobs run for seconds: their leases and protections begin later, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from gpu_flows.schedulers import mirror
+from gpu_flows.schedulers.model import Node, Preempt, Progress, Running, Start
+from gpu_flows.schedulers.policy import Policy
+from gpu_flows.schedulers.simulation.conditions import Conditions
+from gpu_flows.schedulers.simulation.estimates import Estimates
+from gpu_flows.schedulers.simulation.simulator import Run
+from gpu_flows.schedulers.workload import Arrival
+
+
+@dataclass(frozen=True, slots=True)
+class Stopping:
+    """How long it takes to stop a job."""
+
+    stop_s: float = 0.0  # from the decision until its devices are free
+    report_s: float = 0.0  # from then on until it waits again, or may be launched elsewhere
+
+
+class TimedRun(Run):
+    """Launch and release times are those of the arrivals."""
+
+    def __init__(
+        self,
+        arrivals: Iterable[Arrival],
+        nodes: Sequence[Node],
+        policy: Policy,
+        conditions: Conditions | None = None,
+        estimates: Estimates | None = None,
+        progress: Callable[[int], None] | None = None,
+        begin: mirror.Changes | None = None,
+        stopping: Stopping = Stopping(),
+    ) -> None:
+        self._stopping = stopping
+        self._free_at: dict[str, float] = {}  # device id -> when the job that was preempted there is gone
+        self._may_launch_at: dict[str, float] = {}  # of jobs that move
+        self._launching: dict[str, float] = {}  # job id -> when it will have been launched
+        self._releasing: dict[str, float] = {}  # jobs that have ended -> when their devices are free
+        super().__init__(arrivals, nodes, policy, conditions, estimates, progress, begin)
+        self._keeps_durations &= stopping == Stopping()
+
+    # -- launch -------------------------------------------------------------------------------
+
+    def _start(self, start: Start, now: float) -> None:
+        job_id = start.job.id
+        running = self.engine.running.get(job_id)
+        if running is None:  # the plan moves a job that has ended meanwhile
+            return
+        super()._start(start, now)
+        launched = now + self._launch_s(start, now)
+        self._may_launch_at.pop(job_id, None)
+        if launched > now:
+            self._launching[job_id] = launched
+            self.at(launched, lambda time: self._note_launch(running, time))
+
+    def _launch_s(self, start: Start, now: float) -> float:
+        """Return how long it waits for its devices, and then takes to launch."""
+        free_at = [self._free_at.get(device.id, now) for device in start.devices]
+        begins = max(now, self._may_launch_at.get(start.job.id, now), *free_at)
+        return begins - now + super()._launch_s(start, now)
+
+    def _note_launch(self, running: Running, now: float) -> None:
+        job_id = running.job.id
+        if self.engine.running.get(job_id) is not running:
+            return
+        del self._launching[job_id]
+        result, rate, works_at = self._results[job_id], running.rate, running.rated
+        if result.attempts == 1:
+            result.started = now
+        self.engine.started(job_id, now, running.attempt)
+        self.engine.set_rate(job_id, now, rate, max(0.0, works_at - now))
+
+    # -- stop ---------------------------------------------------------------------------------
+
+    def _preempt(self, stop: Preempt, now: float) -> None:
+        running, job_id = stop.running, stop.running.job.id
+        if job_id in self._releasing:
+            self._keep_ended(running)
+            return
+        super()._preempt(stop, now)
+        was_launching = self._launching.pop(job_id, None) is not None
+        free_at = now if was_launching else now + self._stopping.stop_s
+        for device in running.devices:
+            self._free_at[device.id] = max(free_at, self._free_at.get(device.id, now))
+        back_at = free_at + self._stopping.report_s
+        if job_id in self.engine.running:
+            self._may_launch_at[job_id] = back_at
+        elif back_at > now:
+            self._take_away(running, free_at, back_at)
+
+    def _take_away(self, running: Running, free_at: float, back_at: float) -> None:
+        """Let a preempted job wait again only when its stop is reported."""
+        job = running.job
+        before = self.engine.progress(job.id)
+        stopping_s = free_at - (before.stopped or free_at)
+        progress = replace(
+            before,
+            ran_s=before.ran_s + stopping_s,
+            gpu_s=before.gpu_s + stopping_s * len(running.devices),
+            stopped=free_at,
+        )
+        self.engine.withdraw(job.id)
+        self.at(back_at, lambda _: self._put_back(job.id, running, progress))
+
+    def _put_back(self, job_id: str, running: Running, progress: Progress) -> None:
+        if self._results[job_id].reason is None:  # it was not cancelled meanwhile
+            self.engine.submit(running.job, progress)
+
+    # -- release ------------------------------------------------------------------------------
+
+    def _release(self, running: Running, now: float) -> None:
+        job_id = running.job.id
+        release_s = self._results[job_id].arrival.release_s
+        if not release_s:
+            return super()._release(running, now)
+        self._releasing[job_id] = now + release_s
+        self.at(now + release_s, lambda _: self._free(running))
+
+    def _free(self, running: Running) -> None:
+        if self._releasing.pop(running.job.id, None) is not None:
+            self.engine.ended(running.job.id)
+
+    def _keep_ended(self, running: Running) -> None:
+        """A plan has preempted a job that has ended already: its devices are free when it releases them."""
+        job_id = running.job.id
+        free_at = self._releasing.pop(job_id)
+        self._free_at.update((device.id, free_at) for device in running.devices)
+        self.engine.withdraw(job_id)
+        self.engine.ended(job_id)
