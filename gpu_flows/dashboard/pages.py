@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
+from hashlib import sha256
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from jinja2 import Environment
 from gpu_flows.analytics.pages import STYLES, make_environment, read_asset
 from gpu_flows.common.quantities import format_duration
 from gpu_flows.worker.status_text import (
+    HELD_BACK,
     describe_memory,
     describe_progress,
     describe_time,
@@ -24,6 +26,7 @@ from gpu_flows.worker.status_text import (
 )
 
 SCRIPTS = ("page.js", "dashboard.js")
+NEVER = {"impossible", "no_devices", "unhealthy"}  # unless devices come or the job asks for less
 OWN = {"dashboard.js": "text/javascript", "dashboard.css": "text/css"}
 
 
@@ -33,6 +36,8 @@ def _environment() -> Environment:
     environment.globals.update(
         duration=format_duration,
         clock=format_clock,
+        clock_seconds=format_clock_seconds,
+        reason_class=classify_reason,
         number=format_number,
         describe_memory=describe_memory,
         describe_time=describe_time,
@@ -61,16 +66,31 @@ def format_clock(seconds: float | None, now: float) -> str:
     return time.strftime("%a %H:%M" if abs(seconds - now) < 6 * 86_400 else "%d %b %H:%M", then)
 
 
+def format_clock_seconds(seconds: float) -> str:
+    return time.strftime("%H:%M:%S", time.localtime(seconds))
+
+
+def classify_reason(code: str) -> str:
+    """Return what a reason's colour says: whether the job may not start, never can, or waits for its turn."""
+    if code in HELD_BACK:
+        return "held"
+    return "never" if code in NEVER else "turn"
+
+
 def format_number(value: float | None, unit: str = "", digits: int = 0) -> str:
     return "–" if value is None else f"{value:,.{digits}f}{unit}"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Asset:
     """A file that pages link to."""
 
     text: str
     kind: str
+
+    @cached_property
+    def digest(self) -> str:
+        return sha256(self.text.encode()).hexdigest()[:24]
 
 
 @cache

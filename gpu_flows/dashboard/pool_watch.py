@@ -75,7 +75,7 @@ class PoolWatch:
             self._status = read_last_status(self.pool)
             self._changed = changed
             if self._status:
-                number_queue(self._status.waiting)
+                complete(self._status)
         age = time.time() - self._status.at if self._status else 0.0
         steps = int(age / AGE_STEP_S) if age >= LATE_S else 0
         return Snapshot(self.pool, self._status, f"{changed:x}.{steps:x}")
@@ -90,9 +90,24 @@ class PoolWatch:
         return _time_of_change(self.state_path)
 
 
-def number_queue(waiting: list[dict[str, Any]]) -> None:
-    """Give each job its position in the queue; those that may not start yet have none."""
-    for place, job in enumerate(waiting, 1):
+# What entries of a status may lack: their worker is of another version, or does not know it.
+_POLICY = {"name": "", "options": {}, "serving": "", "error": "", "remark": "", "saved": None}
+_JOB = {"name": "", "user": "", "gpus": 0, "priority": 0, "eta": None, "memory": None, "time": None}
+_WAITING = {**_JOB, "reason": "", "why": "", "fix": "", "attempts": 0, "preemptions": 0}
+_RUNNING = {**_JOB, "stopping": "", "progress": None, "ran": None, "attempt": 1, "nodes": (), "policy": ""}
+
+
+def complete(status: Status) -> None:
+    """Give every entry all its fields, and each waiting job its position: those that may not start yet have
+    none."""
+    for entries, defaults in (
+        ([status.policy], _POLICY),
+        (status.waiting, _WAITING),
+        (status.running, _RUNNING),
+    ):
+        for entry in entries:
+            entry |= {name: value for name, value in defaults.items() if name not in entry}
+    for place, job in enumerate(status.waiting, 1):
         job["position"] = None if job["reason"] in HELD_BACK else place
 
 

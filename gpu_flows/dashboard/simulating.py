@@ -11,18 +11,24 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from gpu_flows.analytics.query_runner import QueryError
+from gpu_flows.analytics.whatif import Choice, NoRecord, Scenario, replay
+from gpu_flows.analytics.whatif.clusters import change_gpus
 from gpu_flows.schedulers.forecast.alternatives import find_alternatives, look_ahead
 from gpu_flows.schedulers.forecast.forward import UnknownDurations, begin, medians, run_until
 from gpu_flows.schedulers.forecast.pool_state import PoolState
+from gpu_flows.schedulers.mirror import Held
+from gpu_flows.schedulers.model import Progress, Running, all_devices
 from gpu_flows.schedulers.policy import PolicyError
 
 NICENESS = 10
+MOST_USERS = 10
 NO_STATE = "The worker of this pool does not write the state that forecasts begin with."
 
 
@@ -33,7 +39,7 @@ def main() -> None:
         _send("answer", QUESTIONS[question.pop("ask")](**question))
     except FileNotFoundError:
         _send("error", NO_STATE)
-    except (UnknownDurations, PolicyError, ValueError) as error:
+    except (UnknownDurations, PolicyError, QueryError, NoRecord, ValueError) as error:
         _send("error", str(error))
 
 
@@ -54,7 +60,7 @@ def explain_job(state: str, job: str, budget_s: float) -> dict[str, Any]:
     }
 
 
-def compare_present(state: str, policies: Sequence[str], gpus: int) -> list[dict[str, Any]]:
+def compare_present(state: str, policies: Sequence[str], gpus: int) -> dict[str, Any]:
     """Return how the jobs that wait and run now would fare: as it is, and under each policy with so many more
     or fewer devices."""
     pool = PoolState.from_json(Path(state).read_bytes())
@@ -65,7 +71,7 @@ def compare_present(state: str, policies: Sequence[str], gpus: int) -> list[dict
     for number, (label, plan) in enumerate(plans):
         _send("progress", f"{number} of {len(plans)} simulated")
         rows.append({"label": label, "policy": plan.policy, **_measure(plan)})
-    return rows
+    return {"rows": rows}
 
 
 def _under(pool: PoolState, policy: str) -> PoolState:
@@ -73,7 +79,47 @@ def _under(pool: PoolState, policy: str) -> PoolState:
 
 
 def _with_gpus(pool: PoolState, gpus: int) -> PoolState:
-    raise NotImplementedError
+    """Return the pool with so many more or fewer devices. Jobs on devices that are taken away go back to the
+    queue, and continue where they are."""
+    nodes = tuple(change_gpus(pool.nodes, gpus).nodes)
+    there = {device.id for device in all_devices(nodes)}
+    kept = tuple(held for held in pool.running if all(device.id in there for device in held.devices))
+    waiting = tuple((held.job, _progress(held, pool.now)) for held in pool.running if held not in kept)
+    return replace(pool, nodes=nodes, running=kept, waiting=(*waiting, *pool.waiting))
+
+
+def _progress(held: Held, now: float) -> Progress:
+    return Running(
+        held.job, held.devices, held.since, held.attempt, before=held.before, rated=held.since
+    ).progress(now)
+
+
+def replay_recorded(
+    database: str, pool: str, since: float, policies: Sequence[str], gpus: int
+) -> dict[str, Any]:
+    """Return how the jobs recorded since then fared, and how they would have."""
+    _send("progress", "reads what was recorded, and replays it")
+    found = replay(Path(database), pool, since, policies=[Choice(name) for name in policies], gpus=gpus)
+    scenarios = [("as recorded", found.recorded), ("replayed", found.replayed)]
+    scenarios += [(each.label, each) for each in found.alternatives]
+    return {
+        "rows": [
+            {
+                "label": label if label != "replayed" else f"{each.label}, replayed",
+                "gpus": each.devices,
+                "policy_error": each.policy_error,
+                **asdict(each.figures),
+            }
+            for label, each in scenarios
+        ],
+        "users": [_describe_users(each) for each in found.alternatives],
+        "known": list(found.known),
+        "assumed": list(found.assumed),
+    }
+
+
+def _describe_users(scenario: Scenario) -> dict[str, Any]:
+    return {"label": scenario.label, "users": [asdict(user) for user in scenario.users[:MOST_USERS]]}
 
 
 def _measure(pool: PoolState) -> dict[str, Any]:
@@ -102,11 +148,27 @@ def _quantile(ordered: Sequence[float], part: float) -> float:
     return ordered[min(len(ordered) - 1, math.ceil(part * len(ordered)) - 1)]
 
 
-QUESTIONS: dict[str, Callable[..., Any]] = {"job": explain_job, "present": compare_present}
+QUESTIONS: dict[str, Callable[..., Any]] = {
+    "job": explain_job,
+    "present": compare_present,
+    "recorded": replay_recorded,
+}
 
 
 def _send(kind: str, value: object) -> None:
-    print(json.dumps([kind, value]), flush=True)
+    print(json.dumps([kind, _without_nan(value)]), flush=True)
+
+
+def _without_nan(value: Any) -> Any:
+    """Replace figures that no job has by None."""
+    match value:
+        case float() if not math.isfinite(value):
+            return None
+        case dict():
+            return {name: _without_nan(each) for name, each in value.items()}
+        case list():
+            return [_without_nan(each) for each in value]
+    return value
 
 
 if __name__ == "__main__":

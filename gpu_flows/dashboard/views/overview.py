@@ -26,6 +26,7 @@ def values(look: Look) -> dict[str, Any]:
         "columns": queue.columns_of(snapshot.waiting[:NEXT]),
         "labels": queue.COLUMNS,
         "number_columns": queue.NUMBERS,
+        "start_of": queue.start_of,
         "reasons": queue.count_reasons(snapshot.waiting),
         "nodes": nodes[:MOST_NODES],
         "more_nodes": max(0, len(nodes) - MOST_NODES),
@@ -45,7 +46,9 @@ def _numbers(look: Look, nodes: list[dict[str, Any]]) -> list[Number]:
         Number("Running", f"{len(snapshot.running):,}"),
         Number("GPUs busy", f"{states['busy']:,} of {devices:,}" if devices else "–"),
         Number("GPUs idle", f"{states['idle']:,}", ", ".join(out) or "all healthy" * bool(devices)),
-        Number("Utilization now", f"{fmean(loads):.0f}%" if loads else "–", "mean of all GPUs" if loads else ""),
+        Number(
+            "Utilization now", f"{fmean(loads):.0f}%" if loads else "–", "mean of all GPUs" if loads else ""
+        ),
     ]
 
 

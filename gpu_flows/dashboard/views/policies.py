@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from starlette.datastructures import QueryParams
@@ -52,7 +52,13 @@ def make_request(sources: Sources, question: Question) -> dict[str, Any]:
         return {"ask": "present", "state": str(sources.watch.state_path), **plan}
     since = time.time() - PERIODS[question.over][1]
     settings = sources.settings
-    return {"ask": "recorded", "database": str(settings.database), "pool": settings.pool, "since": since, **plan}
+    return {
+        "ask": "recorded",
+        "database": str(settings.database),
+        "pool": settings.pool,
+        "since": since,
+        **plan,
+    }
 
 
 def values(look: Look) -> dict[str, Any]:
@@ -73,8 +79,32 @@ def values(look: Look) -> dict[str, Any]:
         "mistake": mistake,
         "replay": look.sources.replays.find(question) if question else None,
         "change": describe_change,
+        "measures": list_measures,
+        "base_row": find_base,
         "options": _options(look.snapshot.status.policy if look.snapshot.status else {}),
     }
+
+
+MEASURES = {
+    "makespan_s": "All done after",
+    "avg_turnaround_s": "Mean turnaround",
+    "p90_turnaround_s": "p90 turnaround",
+    "avg_queueing_s": "Mean queueing",
+    "avg_wait_s": "Mean wait from now",
+    "p90_wait_s": "p90 wait from now",
+    "allocation": "Allocation",
+    "preemptions": "Preemptions",
+}
+
+
+def list_measures(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
+    """Return the columns of an answer: the measures that its rows have."""
+    return [(key, label) for key, label in MEASURES.items() if any(key in row for row in rows)]
+
+
+def find_base(rows: Sequence[Mapping[str, Any]]) -> int:
+    """Return the place of the row that others are compared with: the replay of what ran, or the pool as it is."""
+    return next((place for place, row in enumerate(rows) if row["label"].endswith(", replayed")), 0)
 
 
 def _options(policy: Mapping[str, Any]) -> list[tuple[str, Any]]:

@@ -57,19 +57,28 @@ def values(look: Look) -> dict[str, Any]:
     rank, _ = ORDERS.get(name, ORDERS["position"])
     found.sort(key=lambda job: rank(job, now), reverse=reverse)
     return {
-        "users": sorted({job["user"] for job in waiting}, key=str.casefold),
-        "reasons": count_reasons(waiting),
+        "user_options": list_users(waiting),
+        "reason_options": [
+            (code, f"{code.replace('_', ' ')} ({count:,})") for code, count in count_reasons(waiting)
+        ],
         "filtered": bool(user or reason or text),
         "page": page_of(found, look.get("page")),
         "columns": [_column(look, key, order) for key in columns_of(waiting)],
         "total": len(waiting),
-        "has_start": any(map(start_of, waiting)),
+        "labels": COLUMNS,
+        "numbers": NUMBERS,
+        "start_of": start_of,
     }
 
 
 def columns_of(jobs: list[Job]) -> list[str]:
     """Return the columns; when jobs start is one if it is known of any of them."""
     return [name for name in COLUMNS if name != "start" or any(map(start_of, jobs))]
+
+
+def list_users(jobs: list[Job]) -> list[tuple[str, str]]:
+    """Return the users of these jobs as options of a menu."""
+    return [(user, user) for user in sorted({job["user"] for job in jobs}, key=str.casefold) if user]
 
 
 def count_reasons(waiting: list[Job]) -> list[tuple[str, int]]:

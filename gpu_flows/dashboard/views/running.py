@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gpu_flows.dashboard.views.look import Look, contains, page_of
+from gpu_flows.dashboard.views.queue import list_users
 from gpu_flows.worker.status_text import place_devices
 
 
@@ -25,10 +26,11 @@ def values(look: Look) -> dict[str, Any]:
     found = [
         {**job, "on": place_devices(job["devices"], look.snapshot.devices)}
         for job in running
-        if (not user or job["user"] == user) and contains(text, job["name"], job["id"], job["user"], *job["nodes"])
+        if (not user or job["user"] == user)
+        and contains(text, job["name"], job["id"], job["user"], *job["nodes"])
     ]
     return {
-        "users": sorted({job["user"] for job in running}, key=str.casefold),
+        "user_options": list_users(running),
         "filtered": bool(user or text),
         "page": page_of(found, look.get("page")),
         "total": len(running),
