@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 from fake_pool import happens, in_event_loop
 
-from gpu_flows.cli.jobs.needs import describe_time, mark_time
 from gpu_flows.prediction import live, trace_queue
 from gpu_flows.prediction.live import LivePrediction
 from gpu_flows.prediction.trace_queue import Step, TraceQueue
@@ -24,6 +23,7 @@ from gpu_flows.schedulers.model import Job
 from gpu_flows.schedulers.prediction.estimate import Estimate, JobFeatures
 from gpu_flows.schedulers.prediction.memory_history import MemoryHistory
 from gpu_flows.schedulers.prediction.options import PredictionOptions
+from gpu_flows.worker.status_text import describe_time, mark_time
 
 FEATURES = JobFeatures("train", "nightly", "ann", 1, {"batch": 64})
 STEP = "module:make_step"

@@ -60,7 +60,7 @@ def render_page(template: str, values: Mapping[str, Any], *, inline: bool = True
     page: dict[str, Any] = {"inline": inline, "scripts": SCRIPTS, "styles": STYLES, "policy": ""}
     if inline:
         page["policy"] = _security_policy()
-    return _environment().get_template(template).render(**page, **values)
+    return make_environment().get_template(template).render(**page, **values)
 
 
 def render_figures(title: str, figures: Sequence[Drawn], remark: str = "") -> str:
@@ -97,9 +97,10 @@ def _security_policy() -> str:
 
 
 @cache
-def _environment() -> Environment:
+def make_environment(*folders: Path) -> Environment:
+    """Return what fills in the templates of these folders, which may extend and import those of this package."""
     environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent),
+        loader=FileSystemLoader([*folders, Path(__file__).parent]),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,

@@ -84,6 +84,7 @@ _COMMANDS_BY_PACKAGE = [
         "gpu_flows.cli",
         {
             "sql": "Query the warehouse: SQL, or a named query.",
+            "dashboard": "Show a pool live in the browser: queue, reasons, devices, what-if.",
             "report": "Write a report of a pool: one HTML file with figures.",
         },
     ),

@@ -19,6 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from gpu_flows.cli.escaping import escape, escape_lines
+from gpu_flows.common.quantities import format_duration as format_duration
 
 T = TypeVar("T")
 
@@ -125,15 +126,3 @@ def show_or_watch(
                 time.sleep(REFRESH_S)
     except KeyboardInterrupt:
         pass
-
-
-def format_duration(seconds: float) -> str:
-    """`42s`, `3m 20s`, `5h 07m`, `2d 04h`."""
-    whole = max(0, round(seconds))
-    if whole < 60:
-        return f"{whole}s"
-    if whole < 3600:
-        return f"{whole // 60}m {whole % 60:02d}s"
-    if whole < 86_400:
-        return f"{whole // 3600}h {whole % 3600 // 60:02d}m"
-    return f"{whole // 86_400}d {whole % 86_400 // 3600:02d}h"

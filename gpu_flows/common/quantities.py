@@ -1,4 +1,4 @@
-"""Parses durations and amounts of memory as people write them: `90`, `1h30m`, `4GB`."""
+"""Durations and amounts of memory, as people write them (`90`, `1h30m`, `4GB`) and as we show them."""
 
 from __future__ import annotations
 
@@ -37,6 +37,18 @@ def parse_megabytes(value: str | float, unit: str = "GB") -> int:
             f"{value!r} is no amount of memory; write {unit}, or a value like 512MB, 4GB or 1.5TB"
         )
     return round(megabytes)
+
+
+def format_duration(seconds: float) -> str:
+    """`42s`, `3m 20s`, `5h 07m`, `2d 04h`."""
+    whole = max(0, round(seconds))
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 3600:
+        return f"{whole // 60}m {whole % 60:02d}s"
+    if whole < 86_400:
+        return f"{whole // 3600}h {whole % 3600 // 60:02d}m"
+    return f"{whole // 86_400}d {whole % 86_400 // 3600:02d}h"
 
 
 def _parse(text: str, bare: str, units: Mapping[str, float]) -> float | None:

@@ -57,7 +57,7 @@ def describe_place(node: Node | None, index: int) -> dict[str, Any]:
 def write_status(status: Status) -> None:
     """Replace the pool's status file. If the disk is full, the old status stays and becomes stale."""
     with contextlib.suppress(OSError):
-        write_atomically(_path(status.pool), json.dumps(asdict(status)))
+        write_atomically(status_path(status.pool), json.dumps(asdict(status)))
 
 
 def read_status(pool: str) -> Status | None:
@@ -75,10 +75,11 @@ def stands_by(pool: str) -> bool:
 def read_last_status(pool: str) -> Status | None:
     """Return the last status of the pool on this machine, however old it is; None if there is none."""
     try:
-        return Status(**json.loads(_path(pool).read_text()))
+        return Status(**json.loads(status_path(pool).read_text()))
     except (OSError, ValueError, TypeError):
         return None
 
 
-def _path(pool: str) -> Path:
+def status_path(pool: str) -> Path:
+    """The file that holds the status of the pool."""
     return pool_folder(pool) / "status.json"

@@ -14,7 +14,6 @@ from gpu_flows.cli import output
 from gpu_flows.cli.errors import BadInput, CommandError
 from gpu_flows.cli.jobs.acceptance import is_refused
 from gpu_flows.cli.jobs.pool_jobs import (
-    LATE_S,
     RunDescriber,
     advise_to_serve,
     describe_absence,
@@ -31,6 +30,7 @@ from gpu_flows.common.quantities import parse_duration
 from gpu_flows.common.suggestions import did_you_mean
 from gpu_flows.prefect_api.conventions import FINAL_STATES, PAGE
 from gpu_flows.worker.status import read_status
+from gpu_flows.worker.status_text import LATE_S
 
 _COLUMNS = (
     *("job_id", "name", "user_name", "state", "gpus", "submitted", "started", "ended"),

@@ -7,7 +7,6 @@ server nothing. Otherwise the server knows the runs, their order by due time, an
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
 from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
@@ -18,12 +17,10 @@ from gpu_flows.cli.jobs.runs import is_suspended
 from gpu_flows.cli.prefect_client import PrefectClient, template_fields
 from gpu_flows.prefect_api.conventions import CONTAINER_FLOW, Ownership, find_user
 from gpu_flows.worker.status import Status, read_last_status, read_status
+from gpu_flows.worker.status_text import HELD_BACK, LATE_S, measure_wait, place_devices
 
 WORKER, SERVER = "worker", "server"
 ACTIVE_STATES = ["PENDING", "RUNNING", "CANCELLING"]
-# The codes of jobs that may not start yet. They have no place in the queue.
-HELD_BACK = {"pool_limit", "queue_limit", "paused", "held", "predicting", "dependency"}
-LATE_S = 4.0  # a worker replaces its status about once a second
 
 
 def read_pool_jobs(pool: str) -> dict[str, Any]:
@@ -80,24 +77,6 @@ def _note_age(status: Status) -> str:
         f"This is {output.format_duration(age)} old: worker {status.worker!r} has not reported since, and may"
         " have stopped."
     )
-
-
-def measure_wait(job: dict[str, Any], now: float) -> float:
-    """How long a waiting job has waited, without the time for which it ran before it was preempted."""
-    return float(job["waited"]) if "waited" in job else max(0.0, now - job["submitted"])
-
-
-def place_devices(ids: Iterable[str], devices: Iterable[dict[str, Any]]) -> str:
-    """`node-1:0,1 node-2:3`: the devices by node and index, or by id where they are not known."""
-    known = {device["id"]: device for device in devices}
-    return format_places((known[id]["node"], known[id]["index"]) if id in known else (id, "") for id in ids)
-
-
-def format_places(places: Iterable[tuple[str, object]]) -> str:
-    by_node: dict[str, list[str]] = {}
-    for node, index in places:
-        by_node.setdefault(node, []).append(str(index))
-    return " ".join(f"{node}:{','.join(found)}".rstrip(":,") for node, found in by_node.items())
 
 
 def _read_from_server(client: PrefectClient, pool: str) -> dict[str, Any]:

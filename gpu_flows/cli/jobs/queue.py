@@ -12,12 +12,11 @@ from rich.text import Text
 from gpu_flows.cli import output
 from gpu_flows.cli.benchmark_notice import note_benchmark
 from gpu_flows.cli.escaping import escape
-from gpu_flows.cli.jobs.needs import NOTE, is_predicted, mark_memory, mark_time
 from gpu_flows.cli.jobs.pool_jobs import SERVER, read_pool_jobs
-from gpu_flows.cli.jobs.progress import note_left
 from gpu_flows.cli.jobs.runs import shorten
 from gpu_flows.cli.jobs.tables import draw_jobs
 from gpu_flows.cli.options import DEFAULT_POOL, JsonOption, PoolOption, WatchOption, examples
+from gpu_flows.worker.status_text import NOTE, is_predicted, mark_memory, mark_time, note_left
 
 
 @examples("gpu-flows queue", "gpu-flows queue --all --watch", "gpu-flows queue --json")

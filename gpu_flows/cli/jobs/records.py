@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from gpu_flows.analytics.query_runner import QueryError, run_query
-from gpu_flows.cli.jobs.pool_jobs import format_places
 from gpu_flows.cli.sql import find_warehouse
+from gpu_flows.worker.status_text import format_places
 
 _PLACES = """
 places as (

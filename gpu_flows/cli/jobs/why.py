@@ -10,17 +10,12 @@ from rich.console import RenderableType
 
 from gpu_flows.cli import output
 from gpu_flows.cli.errors import CommandError
-from gpu_flows.cli.jobs.needs import describe_memory, describe_time
 from gpu_flows.cli.jobs.pool_jobs import (
-    HELD_BACK,
     RunDescriber,
     advise_to_serve,
     describe_absence,
-    measure_wait,
     parse_time,
-    place_devices,
 )
-from gpu_flows.cli.jobs.progress import describe_progress
 from gpu_flows.cli.jobs.runs import RunArgument, find_run, is_suspended, pick_job, shorten
 from gpu_flows.cli.jobs.tables import draw_jobs
 from gpu_flows.cli.options import DEFAULT_POOL, JsonOption, PoolOption, examples
@@ -29,6 +24,14 @@ from gpu_flows.cli.prefect_settings import build_run_url
 from gpu_flows.prefect_api.conventions import FINAL_STATES
 from gpu_flows.schedulers.model import Tier
 from gpu_flows.worker.status import Status, read_status
+from gpu_flows.worker.status_text import (
+    HELD_BACK,
+    describe_memory,
+    describe_progress,
+    describe_time,
+    measure_wait,
+    place_devices,
+)
 
 SUSPENDED_WHY = "A user suspended it. It has no devices, and continues after it is resumed."
 
