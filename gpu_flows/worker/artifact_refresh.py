@@ -26,7 +26,7 @@ from gpu_flows.worker.status import Status
 LOOK_EVERY_S = 1.0
 REFRESH_S = 10.0  # between two writings of a table
 REFRESH_MOVING_S = 60.0  # between two of a table in which only the moving columns change
-COMPARE_S = 60.0  # between two comparisons of the policies
+COMPARE_S, PAUSE_FACTOR = 60.0, 20.0  # between two comparisons of the policies; longer if one takes long
 RECORDED_AFTER_S = 5.0  # facts reach the warehouse a few seconds after they happened
 
 
@@ -63,7 +63,7 @@ class ArtifactRefresh:
         self._artifacts, self._find_database, self._log = TableArtifacts(client), find_database, log
         self._pacer = Pacer()
         self._status: Status | None = None
-        self._compared_at = float("-inf")
+        self._next_comparison = float("-inf")
         self._compared: Hashable = None  # what the policies were compared after
 
     def show(self, status: Status) -> None:
@@ -98,11 +98,14 @@ class ArtifactRefresh:
         running = frozenset(job["id"] for job in status.running)
         moment: Hashable = (status.policy["name"], status.policy["saved"], running)
         now, database = time.monotonic(), self._find_database()
-        if moment == self._compared or now - self._compared_at < COMPARE_S or not database:
+        if moment == self._compared or now < self._next_comparison or not database:
             return
-        self._compared, self._compared_at = moment, now
+        self._compared = moment
         await asyncio.sleep(RECORDED_AFTER_S)
+        began = time.monotonic()
         params: dict[str, Any] = {"pool": status.pool}
         with contextlib.suppress(QueryError):
             found = await asyncio.to_thread(run_query, database, "policies", params)
             await self._write(status.pool, make_comparison_table(status.pool, found))
+        took = time.monotonic() - began
+        self._next_comparison = began + max(COMPARE_S, PAUSE_FACTOR * took)

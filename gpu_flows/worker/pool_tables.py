@@ -72,7 +72,7 @@ def make_devices_table(status: Status) -> Table:
         + (f"{to_markdown(status.cluster_trouble)}\n\n" if status.cluster_trouble else "")
         + _note_rest(len(rows))
     )
-    return Table("devices", description, rows[:MOST_ROWS], frozenset({"utilization", "memory", "power"}))
+    return Table("devices", description, rows[:MOST_ROWS], frozenset({"utilization", "memory"}))
 
 
 def make_comparison_table(pool: str, found: QueryResult) -> Table:
@@ -107,8 +107,8 @@ def to_text(value: object) -> str:
 
 
 def to_markdown(value: object) -> str:
-    """Return a text that Markdown shows as it is."""
-    return re.sub(r"([!-/:-@\[-`{-~])", r"\\\1", to_text(value))
+    """Return a text that cannot become markup, also in the text of a link, where V1 knows no escapes."""
+    return to_text(value).translate(str.maketrans("[]<>`\\|", "()‹›'/¦"))
 
 
 def _describe_waiting(position: int, job: dict[str, Any], now: float) -> Row:
@@ -134,7 +134,6 @@ def _describe_device(device: dict[str, Any]) -> Row:
         "model": to_text(device["model"]),
         "utilization": "" if busy is None else f"{busy:.0f} %",
         "memory": f"{'' if used is None else f'{used / 1024:.1f} of '}{total / 1024:.0f} GB",
-        "power": "" if device["power_w"] is None else f"{device['power_w']:.0f} W",
         "health": "ok" if device["healthy"] else to_text(device["detail"] or "sick"),
         "jobs": to_text(", ".join(device["jobs"])),
         "id": to_text(device["id"]),
