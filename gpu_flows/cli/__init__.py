@@ -42,7 +42,7 @@ _COMMANDS_BY_PACKAGE = [
     (
         "gpu_flows.cli.jobs",
         {
-            "submit": "Submit a job: a command, a container, or a run of a deployment.",
+            "submit": "Submit a job: a command, a container or a run of a deployment.",
             "queue": "List waiting jobs with their reasons, and running jobs.",
             "why": "Explain one run: why it waits, where it runs, or how it ended.",
             "logs": "Print the output of a run, also while it runs.",
