@@ -121,6 +121,12 @@ class GpuCluster(PoolForm, Block):
     drained: list[str] = Field(default_factory=list, title="Drained nodes")
     """Names of nodes on which no job starts, for example before maintenance. Running jobs go on."""
 
+    idle_percent: float = Field(default=5, ge=0, le=100, title="Idle below (% utilization)")
+    """A device that a job holds counts as idle while its utilization is below this."""
+
+    idle_minutes: float = Field(default=30, ge=0, title="Idle after (minutes)")
+    """After so long, the event gpu-flows.device.idle is sent, for automations. 0 sends none."""
+
     @model_validator(mode="after")
     def _check_hosts(self) -> GpuCluster:
         names = [host.name for host in self.hosts]

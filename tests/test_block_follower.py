@@ -64,9 +64,8 @@ class FakeContainers:
 
 
 class FollowedPool(FakePool):
-    def __init__(self, folder: Path, blocks: FakeBlocks, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, folder: Path, blocks: FakeBlocks) -> None:
         super().__init__(folder, "2x1", make_policy("fifo"))
-        monkeypatch.setattr(block_follower, "emit_event", lambda *_, **__: None)
         self.blocks = blocks
         self.follower = BlockFollower(
             blocks,  # type: ignore[arg-type]
@@ -90,8 +89,8 @@ class FollowedPool(FakePool):
 
 
 @in_event_loop
-async def test_a_save_without_a_change_swaps_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pool = FollowedPool(tmp_path, FakeBlocks(cluster=CLUSTER, scheduler={"policy": "fifo"}), monkeypatch)
+async def test_a_save_without_a_change_swaps_nothing(tmp_path: Path) -> None:
+    pool = FollowedPool(tmp_path, FakeBlocks(cluster=CLUSTER, scheduler={"policy": "fifo"}))
     await pool.apply()
     policy = pool.engine.policy
     everything = make_policy("fifo").options.model_dump()
@@ -104,10 +103,8 @@ async def test_a_save_without_a_change_swaps_nothing(tmp_path: Path, monkeypatch
 
 
 @in_event_loop
-async def test_the_error_of_an_edit_ends_with_the_next_valid_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pool = FollowedPool(tmp_path, FakeBlocks(cluster=CLUSTER, scheduler={"policy": "fifo"}), monkeypatch)
+async def test_the_error_of_an_edit_ends_with_the_next_valid_one(tmp_path: Path) -> None:
+    pool = FollowedPool(tmp_path, FakeBlocks(cluster=CLUSTER, scheduler={"policy": "fifo"}))
     await pool.apply()
     for wrong, reason in [
         ({"policy": "lifo"}, "no policy 'lifo'"),
@@ -131,7 +128,7 @@ async def test_the_error_of_an_edit_ends_with_the_next_valid_one(
 async def test_a_policy_that_could_not_be_opened_is_opened_after_the_next_save(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pool = FollowedPool(tmp_path, FakeBlocks(cluster=CLUSTER, scheduler={"policy": "srtf"}), monkeypatch)
+    pool = FollowedPool(tmp_path, FakeBlocks(cluster=CLUSTER, scheduler={"policy": "srtf"}))
 
     async def fail(*_: Any) -> Any:
         raise OSError(12, "Cannot allocate memory")
@@ -147,10 +144,8 @@ async def test_a_policy_that_could_not_be_opened_is_opened_after_the_next_save(
 
 
 @in_event_loop
-async def test_nothing_starts_on_a_drained_node_and_running_jobs_go_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pool = FollowedPool(tmp_path, FakeBlocks(cluster=CLUSTER, scheduler={"policy": "fifo"}), monkeypatch)
+async def test_nothing_starts_on_a_drained_node_and_running_jobs_go_on(tmp_path: Path) -> None:
+    pool = FollowedPool(tmp_path, FakeBlocks(cluster=CLUSTER, scheduler={"policy": "fifo"}))
     await pool.apply()
     source = pool.follower._source
     pool.submit("old")
@@ -177,10 +172,8 @@ async def test_nothing_starts_on_a_drained_node_and_running_jobs_go_on(
 
 
 @in_event_loop
-async def test_a_drained_node_that_there_is_not_is_reported(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pool = FollowedPool(tmp_path, FakeBlocks(cluster={**CLUSTER, "drained": ["node-9"]}), monkeypatch)
+async def test_a_drained_node_that_there_is_not_is_reported(tmp_path: Path) -> None:
+    pool = FollowedPool(tmp_path, FakeBlocks(cluster={**CLUSTER, "drained": ["node-9"]}))
     await pool.apply()
     assert (
         pool.follower.unknown_drained == "The cluster block drains node-9, but the nodes are node-1, node-2."
@@ -194,7 +187,7 @@ async def test_a_drained_node_that_there_is_not_is_reported(
 async def test_devices_that_cannot_be_opened_are_tried_again_with_longer_pauses(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pool = FollowedPool(tmp_path, FakeBlocks(cluster=CLUSTER), monkeypatch)
+    pool = FollowedPool(tmp_path, FakeBlocks(cluster=CLUSTER))
     await pool.apply()
     now, tried = 1000.0, list[float]()
     opens = block_follower.open_devices
@@ -224,10 +217,8 @@ async def test_devices_that_cannot_be_opened_are_tried_again_with_longer_pauses(
 
 
 @in_event_loop
-async def test_the_error_of_the_cluster_block_ends_when_the_edit_is_undone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pool = FollowedPool(tmp_path, FakeBlocks(cluster=CLUSTER), monkeypatch)
+async def test_the_error_of_the_cluster_block_ends_when_the_edit_is_undone(tmp_path: Path) -> None:
+    pool = FollowedPool(tmp_path, FakeBlocks(cluster=CLUSTER))
     await pool.apply()
     source = pool.follower._source
     for _ in range(5):
@@ -250,10 +241,10 @@ async def test_the_error_of_the_cluster_block_ends_when_the_edit_is_undone(
     ],
 )
 def test_a_cluster_block_with_unknown_fields_is_refused(
-    content: dict[str, Any], reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    content: dict[str, Any], reason: str, tmp_path: Path
 ) -> None:
     async def refuse() -> None:
-        pool = FollowedPool(tmp_path, FakeBlocks(cluster=CLUSTER), monkeypatch)
+        pool = FollowedPool(tmp_path, FakeBlocks(cluster=CLUSTER))
         await pool.apply()
         await pool.save("gpu-cluster", content)
         assert reason in pool.follower.cluster_error
@@ -267,7 +258,7 @@ def test_a_cluster_block_with_unknown_fields_is_refused(
 async def test_policies_are_told_of_the_network_that_the_block_names(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pool = FollowedPool(tmp_path, FakeBlocks(cluster=CLUSTER), monkeypatch)
+    pool = FollowedPool(tmp_path, FakeBlocks(cluster=CLUSTER))
     job, across_racks = Job("a", gpus=2, kind="resnet50"), ((1,), (1,))
     told: list[float] = []
     opened = []
@@ -299,7 +290,7 @@ async def test_network_table_that_cannot_be_read_is_read_when_it_is_repaired(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "ours.yaml"
-    pool = FollowedPool(tmp_path, FakeBlocks(cluster={**CLUSTER, "network": str(path)}), monkeypatch)
+    pool = FollowedPool(tmp_path, FakeBlocks(cluster={**CLUSTER, "network": str(path)}))
 
     def break_file() -> None:
         raise RuntimeError("unforeseen")

@@ -39,7 +39,7 @@ def test_help_lists_every_command_and_imports_nothing_heavy() -> None:
         assert line in out
 
 
-GROUPS = ("policy", "predict", "rl")  # commands that have subcommands
+GROUPS = ("automations", "policy", "predict", "rl")  # commands that have subcommands
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -42,9 +42,9 @@ _COMMANDS_BY_PACKAGE = [
     (
         "gpu_flows.cli.jobs",
         {
-            "submit": "Submit a job: a command, a container, or a run of a deployment.",
+            "submit": "Submit a job: a command, a container or a deployment's run.",
             "queue": "List waiting jobs with their reasons, and running jobs.",
-            "why": "Explain one run: why it waits, where it runs, or how it ended.",
+            "why": "Explain one run: why it waits, where it runs, how it ended.",
             "logs": "Print the output of a run, also while it runs.",
             "history": "List jobs, also those that have ended.",
             "cancel": "Cancel runs that have not ended.",
@@ -86,6 +86,8 @@ _COMMANDS_BY_PACKAGE = [
             "sql": "Query the warehouse: SQL, or a named query.",
             "dashboard": "Show a pool live in the browser: queue, reasons, devices, what-if.",
             "report": "Write a report of a pool: one HTML file with figures.",
+            "automations": "Install automations that tell of long waits and idle GPUs.",
+            "metrics": "Print a pool's numbers for Prometheus (OpenMetrics).",
         },
     ),
     ("gpu_flows.cli.doctor", {"doctor": "Check the setup, and show how to fix what is wrong."}),

@@ -74,6 +74,12 @@ class PrefectClient:
     def patch(self, path: str, body: dict[str, Any]) -> None:
         self._request("PATCH", path, json=body)
 
+    def put(self, path: str, body: dict[str, Any]) -> None:
+        self._request("PUT", path, json=body)
+
+    def delete(self, path: str) -> None:
+        self._request("DELETE", path)
+
     def fetch_all(self, path: str, most: int | None = None, **body: Any) -> Iterator[Any]:
         """Yield everything that a filter finds, page by page, up to about `most`."""
         seen = 0

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 import httpx
 from prefect.blocks.core import Block
 from prefect.client.orchestration import PrefectClient
-from prefect.events import emit_event
 
 from gpu_flows.analytics.facts import ProtectionSet
 from gpu_flows.blocks import GpuCluster, GpuScheduler
@@ -171,11 +170,6 @@ class BlockFollower:
             options = policy.options.model_dump(mode="json")
             self._dispatcher.swap(policy, options, before)
             self._log.info("The policy is now %r with %s.", policy.name, describe_options(options))
-        emit_event(
-            "gpu-flows.policy.refused" if self.policy_error else "gpu-flows.policy.swapped",
-            resource={"prefect.resource.id": f"gpu-flows.pool.{self._pool}"},
-            payload={"from": before, "to": choice.name, "error": self.policy_error},
-        )
 
     async def _open_policy(self, choice: PolicyChoice) -> tuple[Policy | None, str]:
         """Return the policy, or the reason why there is none."""

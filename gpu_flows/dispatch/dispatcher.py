@@ -32,6 +32,8 @@ from gpu_flows.schedulers.engine import Engine
 from gpu_flows.schedulers.model import Action, Job, Preempt, Progress, Reason, Refuse, Running, Start
 from gpu_flows.schedulers.policy import Policy, PolicyError
 
+DECIDES_AGAIN = "It decides again."  # recorded of a policy that another one had replaced for a while
+
 
 class Dispatcher:
     def __init__(
@@ -286,7 +288,7 @@ class Dispatcher:
         remark = self.engine.policy.remark
         if remark != self._told_remark and not self.engine.policy_error:
             self._told_remark = remark
-            error = remark or "It decides again."  # so that the history tells who decided
+            error = remark or DECIDES_AGAIN  # so that the history tells who decided
             self._log.warning("Policy %r: %s", self.engine.policy.name, error)
         starts = [action for action in actions if isinstance(action, Start)]
         if actions or error:

@@ -30,13 +30,16 @@ from gpu_flows.common.retry import retry
 from gpu_flows.config.block_follower import BlockFollower
 from gpu_flows.config.paths import END_WITH_WORKER, pool_folder
 from gpu_flows.config.pool_blocks import BlockNames
+from gpu_flows.devices.base import Reading
 from gpu_flows.devices.claims import claims_of
+from gpu_flows.devices.idle_watch import IdleLimit, IdleWatch
 from gpu_flows.devices.memory_peaks import MemoryPeaks
 from gpu_flows.dispatch.dispatcher import Dispatcher
 from gpu_flows.dispatch.job_store import JobStore
 from gpu_flows.prefect_api.claims import place_of
 from gpu_flows.prefect_api.due_jobs import DueJobs
 from gpu_flows.prefect_api.launch_builder import LaunchBuilder
+from gpu_flows.prefect_api.pool_events import PoolEvents
 from gpu_flows.prefect_api.prefect_gateway import PrefectGateway
 from gpu_flows.prefect_api.run_edits import RUN_EDITED
 from gpu_flows.prefect_api.run_logs import RunLogs
@@ -53,6 +56,7 @@ from gpu_flows.schedulers.engine import Engine
 from gpu_flows.schedulers.policies.fifo import Fifo
 from gpu_flows.schedulers.prediction.options import PredictionOptions
 from gpu_flows.schedulers.protection import Protection
+from gpu_flows.worker.artifact_refresh import ArtifactRefresh
 from gpu_flows.worker.background_tasks import BackgroundTasks
 from gpu_flows.worker.events import subscribe
 from gpu_flows.worker.folder_lock import FolderLock
@@ -93,6 +97,9 @@ class PoolService:
         place, name = place_of(self.folder), lambda: identity()[0]
         self._machines = Machines(client, pool.name, place, name)
         self.engine = Engine((), Fifo(), can_preempt=True, protection=Protection())
+        self._events = PoolEvents(pool, self.engine.running)
+        self._idle_watch = IdleWatch(self.engine)
+        self._artifacts = ArtifactRefresh(client, self._find_database, log)
         self.containers, self._processes = self._open_containers(pool.id), self._open_processes()
         self.runtime = RuntimeRouter({"process": self._processes, "docker": self.containers})
         self.due_jobs = DueJobs(client, pool, queues)
@@ -159,7 +166,7 @@ class PoolService:
             self._record,
             log,
             self._use_prediction,
-            self._memory_peaks.add,
+            self._on_readings,
         )
         self._blocks.is_leading = self._lease.is_valid
         self._progress = ProgressWatch(
@@ -260,6 +267,7 @@ class PoolService:
         keep("Sending logs", self._worker_log.keep_sending)
         keep("Following the progress of jobs", self._progress.keep_watching)
         keep("Writing the status", self._keep_publishing)
+        keep("Writing the artifacts", self._artifacts.keep_writing)
         keep("Removing old files", lambda: keep_tidy(*stores, lambda: self.dispatcher.active))
 
     async def close(self) -> None:
@@ -341,6 +349,11 @@ class PoolService:
     def _use_cluster(self, cluster: GpuCluster) -> None:
         """Check containers against the rules and hosts of this cluster block from now on."""
         self.due_jobs.cluster = cluster
+        self._idle_watch.limit = IdleLimit(cluster.idle_percent, cluster.idle_minutes)
+
+    def _on_readings(self, readings: list[Reading]) -> None:
+        self._memory_peaks.add(readings)
+        self._events.add_use(self._idle_watch.add(time.time(), readings))
 
     def _find_holders(self, device_id: str) -> dict[str, int]:
         state = self.engine.cluster.devices.get(device_id)
@@ -388,9 +401,11 @@ class PoolService:
             )
         else:
             status = Status(self.pool.name, name, time.time(), {}, [], [], [], leads=False)
+        self._artifacts.show(status)
         await asyncio.to_thread(write_status, status)
 
     def _record(self, *facts: Any) -> None:
+        self._events.add(facts)
         if self._recorder:
             self._recorder.write(*facts)
 

@@ -46,7 +46,7 @@ def serve(fake: S) -> Iterator[S]:
             self.end_headers()
             self.wfile.write(content)
 
-        do_GET = do_POST = do_PATCH = _reply
+        do_GET = do_POST = do_PATCH = do_PUT = do_DELETE = _reply
 
         def date_time_string(self, timestamp: float | None = None) -> str:
             return formatdate(time.time() + fake.clock_off_s, usegmt=True)

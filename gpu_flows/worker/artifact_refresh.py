@@ -1,0 +1,111 @@
+"""When the artifacts of a pool are written: soon after what they show has changed, but seldom.
+
+A change is written at once if the last one is some seconds ago. What changes all the time, such as how long a
+job has waited, is brought up to date once a minute. Nothing is written while nothing changes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Hashable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+from prefect.client.orchestration import PrefectClient
+from prefect.exceptions import PrefectException
+
+from gpu_flows.analytics.query_runner import QueryError, run_query
+from gpu_flows.prefect_api.pool_artifacts import TableArtifacts
+from gpu_flows.worker.pool_tables import Table, key_of, make_comparison_table, make_tables
+from gpu_flows.worker.status import Status
+
+LOOK_EVERY_S = 1.0
+REFRESH_S = 10.0  # between two writings of a table
+REFRESH_MOVING_S = 60.0  # between two of a table in which only the moving columns change
+COMPARE_S, PAUSE_FACTOR = 60.0, 20.0  # between two comparisons of the policies; longer if one takes long
+RECORDED_AFTER_S = 5.0  # facts reach the warehouse a few seconds after they happened
+
+
+class Pacer:
+    """Chooses the tables that are due."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._written: dict[str, tuple[float, Table]] = {}  # by kind: when, and what
+
+    def forget(self) -> None:
+        self._written.clear()
+
+    def find_due(self, tables: list[Table]) -> Iterator[Table]:
+        """Yield the tables that have to be written now."""
+        now = self._clock()
+        for table in tables:
+            at, before = self._written.get(table.kind, (float("-inf"), None))
+            is_urgent = before is None or table.settled != before.settled
+            if table != before and now - at >= (REFRESH_S if is_urgent else REFRESH_MOVING_S):
+                yield table
+
+    def note(self, table: Table) -> None:
+        """Note that the table was written, or that this was tried in vain."""
+        self._written[table.kind] = self._clock(), table
+
+
+class ArtifactRefresh:
+    """`find_database` returns the warehouse, if there is one yet."""
+
+    def __init__(
+        self, client: PrefectClient, find_database: Callable[[], Path | None], log: logging.Logger
+    ) -> None:
+        self._artifacts, self._find_database, self._log = TableArtifacts(client), find_database, log
+        self._pacer = Pacer()
+        self._status: Status | None = None
+        self._next_comparison = float("-inf")
+        self._compared: Hashable = None  # what the policies were compared after
+
+    def show(self, status: Status) -> None:
+        """Show this status from now on."""
+        self._status = status
+
+    async def keep_writing(self) -> None:
+        while True:
+            await asyncio.sleep(LOOK_EVERY_S)
+            await self.write_round()
+
+    async def write_round(self) -> None:
+        """Write the tables that are due. A server that refuses or does not answer is asked again later."""
+        status = self._status
+        if status is None or not status.leads:
+            self._artifacts.forget()
+            self._pacer.forget()
+            return
+        for table in self._pacer.find_due(make_tables(status)):
+            await self._write(status.pool, table)
+        await self._compare(status)
+
+    async def _write(self, pool: str, table: Table) -> None:
+        self._pacer.note(table)
+        try:
+            await self._artifacts.write(key_of(table.kind, pool), table.description, table.rows)
+        except (httpx.HTTPError, PrefectException) as error:
+            self._log.debug("The artifact with the %s was not written: %s", table.kind, error)
+
+    async def _compare(self, status: Status) -> None:
+        """Compare the policies again when one was swapped, or when a job has ended."""
+        running = frozenset(job["id"] for job in status.running)
+        moment: Hashable = (status.policy["name"], status.policy["saved"], running)
+        now, database = time.monotonic(), self._find_database()
+        if moment == self._compared or now < self._next_comparison or not database:
+            return
+        self._compared = moment
+        await asyncio.sleep(RECORDED_AFTER_S)
+        began = time.monotonic()
+        params: dict[str, Any] = {"pool": status.pool}
+        with contextlib.suppress(QueryError):
+            found = await asyncio.to_thread(run_query, database, "policies", params)
+            await self._write(status.pool, make_comparison_table(status.pool, found))
+        took = time.monotonic() - began
+        self._next_comparison = began + max(COMPARE_S, PAUSE_FACTOR * took)
