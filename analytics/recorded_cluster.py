@@ -41,8 +41,7 @@ where device_id not in (
 # Nodes and devices in the order in which they were declared, which decides between equal choices.
 _NODES = f"""
 with latest as (
-    select device_id, arg_max(devices, time) as seen, min(rowid) as position
-    from devices where pool = $pool group by device_id
+    select device_id, arg_max(devices, time) as seen from devices where pool = $pool group by device_id
 ),
 described as (select node, arg_max(nodes, time) as known from nodes where pool = $pool group by node)
 select
@@ -57,7 +56,7 @@ select
     coalesce(known.links, '[]') as links
 from latest left join described on described.node = seen.node
 {{devices}}
-order by min(position) over (partition by seen.node), seen.index
+order by known.position nulls last, seen.node, seen.index
 """
 ALL_NODES = _NODES.format(devices="")
 """The same rows for all devices that the pool ever had."""

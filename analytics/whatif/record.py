@@ -1,7 +1,7 @@
-"""What a warehouse knows of a pool in a period: its jobs with all their attempts, its devices, and its policies.
+"""What a warehouse knows of a pool in a period: its jobs with their attempts, its devices and its policies.
 
-A job *counts* if it belongs to the period, or to the experiment. The jobs that were there at the same time are
-part of the record too, because the counted ones competed with them.
+A job *counts* if it belongs to the period, or to the experiment. The jobs that were there at the same time
+are part of the record too, because the counted ones competed with them.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from math import inf
 from pathlib import Path
@@ -20,6 +20,7 @@ from gpu_flows.analytics.whatif.workload import build_workload
 from gpu_flows.schedulers.model import Node, all_devices
 from gpu_flows.schedulers.policy import make_policy
 from gpu_flows.schedulers.simulation.simulator import Simulation
+from gpu_flows.schedulers.workload import forget_other_nodes
 
 RECORDED = "as recorded"
 
@@ -91,7 +92,9 @@ def replay(
     chosen = _choose_cluster(own, gpus, nodes, cluster)
 
     def run(on: Sequence[Node], make: MakePolicy | None) -> Simulation:
-        return outcomes.only_measured(run_workload(record, workload, costs, on, make), workload)
+        arrivals = forget_other_nodes(workload.arrivals, on) if nodes and on is not own else workload.arrivals
+        placed = replace(workload, arrivals=arrivals)
+        return outcomes.only_measured(run_workload(record, placed, costs, on, make), workload)
 
     reality = outcomes.as_recorded(record, workload, own)
     base = run(own, None)

@@ -1,4 +1,4 @@
-"""Runs the recorded workload in the simulator: under the policies that really decided, or under another one."""
+"""Runs the recorded workload in the simulator, under the policies that really decided or another one."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """The recorded jobs as a workload: when each entered the queue, and how much work it was.
 
-What a job did on its devices counts as its work, without the time that it took to launch, to load a checkpoint,
-and to repeat or to save what a preemption interrupted: the replay adds these again wherever its policy stops a
-job. Work counts for the number of devices that the job asked for.
+What a job did on its devices counts as its work, without the time that it took to launch, to load a
+checkpoint, and to repeat or to save what a preemption interrupted: the replay adds these again wherever its
+policy stops a job. Work counts for the number of devices that the job asked for.
 """
 
 from __future__ import annotations
