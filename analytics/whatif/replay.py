@@ -105,6 +105,7 @@ def replay(
         plans[label] = partial(run, chosen.nodes, make)
     found = {label: plan() for label, plan in plans.items()}
     known, assumed = list_caveats(record, workload, costs, [base, *found.values()])
+    known.append(_tell_fit(outcomes.figures(reality), outcomes.figures(base)))
     return WhatIf(
         record.pool,
         record.began,
@@ -130,6 +131,14 @@ def _choose_cluster(own: Sequence[Node], gpus: int, nodes: Sequence[Node], clust
         return chosen
     changed = change_gpus(chosen.nodes, gpus)
     return ChosenCluster(changed.nodes, f"{chosen.text} {changed.text}".strip())
+
+
+def _tell_fit(real: Figures, replayed: Figures) -> str:
+    change = replayed.change_from(real)
+    makespan, turnaround = (
+        f"{100 * (change[name] or 0):+.1f}%" for name in ("makespan_s", "avg_turnaround_s")
+    )
+    return f"The replay of what ran is off by {makespan} in makespan and {turnaround} in mean turnaround."
 
 
 def _name_policies(record: PoolRecord) -> str:
