@@ -3,9 +3,9 @@
     python benchmarks/whatif.py [--runs 18] [--only NAME] [--keep FILE] [--json FILE]
 
 Each workload runs twice on a private server with a real worker and simulated devices, under policy A and
-under policy B, with the same jobs submitted at the same times. From the record of A alone, A is replayed
-and B is predicted, and the other way round. The jobs run for 5 to 20 seconds, so that what it takes to launch
-them is a large part of their time.
+under policy B, with the same jobs due at the same times. From what is recorded after A, A is replayed and B
+is predicted; then B is run and replayed, and A is predicted from its record. The jobs run for 5 to 20
+seconds, so that what it takes to launch and to stop them counts.
 
 Goals: the replay of a policy has the makespan and the mean turnaround of reality within 2%, the prediction of
 the other policy has those of its real run within 5%. Takes about ten minutes. Exit code 1 when one is missed.
@@ -19,6 +19,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from gpu_flows.analytics.query_runner import QueryError, run_query
 from gpu_flows.analytics.whatif import Choice, Figures, WhatIf, replay
 
 CLUSTER = "1x2:V100:16+1x2:A100:40"
+SUBMIT_S = 8.0  # all runs are created in this time, before the first of them is due
 GOALS = {"replay": 2.0, "prediction": 5.0}  # percent
 FIGURES = ("makespan_s", "avg_turnaround_s")
 SLEEP = Path(__file__).with_name("resumable_sleep.py")
@@ -38,7 +40,7 @@ ENDED = "select count(*) from job_history where experiment = $experiment and sta
 @dataclass(frozen=True)
 class PlannedJob:
     at_s: float
-    seconds: int
+    seconds: float
     variables: Mapping[str, Any]
 
     @property
@@ -57,7 +59,7 @@ class Live:
     def jobs(self, count: int) -> Iterator[PlannedJob]:
         draw, at_s = random.Random(self.name), 0.0
         for number in range(count):
-            seconds = draw.randint(5, 20)
+            seconds = round(draw.uniform(5, 20), 1)
             variables: dict[str, Any] = {"gpus": draw.choice((1, 1, 1, 2)), "expected_seconds": seconds}
             if self.name == "constraints" and number % 3 == 0:
                 variables["gpu_models"] = [draw.choice(("V100", "A100"))]
@@ -94,9 +96,12 @@ def main() -> int:
         deployment = deploy_command(api, stack.pool)
         for live in WORKLOADS:
             if args.only in (None, live.name):
-                for policy in live.policies:
+                found = []
+                for policy, other in (live.policies, live.policies[::-1]):
                     run_live(api, deployment, warehouse, live, policy, args.runs)
-                details[live.name] = judge(live, warehouse, goals)
+                    experiment = name_experiment(live, policy)
+                    found.append(replay(warehouse, policies=[other], experiment=experiment))
+                details[live.name] = judge(live, found[0], found[1], goals)
         if args.keep:
             shutil.copy(warehouse, args.keep)
     return report(goals, details, args.json)
@@ -112,13 +117,16 @@ def run_live(api: Api, deployment: str, warehouse: Path, live: Live, policy: Cho
     time.sleep(5)  # until the pool has read it
     experiment = name_experiment(live, policy)
     log_progress(f"{experiment}: {count} jobs")
-    began = time.monotonic()
+    began = datetime.now(UTC) + timedelta(seconds=SUBMIT_S)
     for job in live.jobs(count):
-        time.sleep(max(0.0, began + job.at_s - time.monotonic()))
-        variables = {"command": job.command, **job.variables}
-        body = {"parameters": {"command": "unused"}, "job_variables": variables}
-        tags = [f"experiment:{experiment}"]
-        api.post(f"/deployments/{deployment}/create_flow_run", {**body, "tags": tags})
+        due = {"scheduled_time": (began + timedelta(seconds=job.at_s)).isoformat()}
+        body = {
+            "parameters": {"command": "unused"},
+            "job_variables": {"command": job.command, **job.variables},
+            "tags": [f"experiment:{experiment}"],
+            "state": {"type": "SCHEDULED", "state_details": due},
+        }
+        api.post(f"/deployments/{deployment}/create_flow_run", body)
 
     def all_ended() -> bool:
         try:
@@ -133,11 +141,9 @@ def name_experiment(live: Live, policy: Choice) -> str:
     return f"{live.name}-{policy.name}"
 
 
-def judge(live: Live, warehouse: Path, goals: list[Goal]) -> dict[str, Any]:
-    """Replay both runs, print them side by side, and add the goals."""
+def judge(live: Live, from_first: WhatIf, from_second: WhatIf, goals: list[Goal]) -> dict[str, Any]:
+    """Print both runs side by side, and add the goals."""
     first, second = live.policies
-    from_first = replay(warehouse, policies=[second], experiment=name_experiment(live, first))
-    from_second = replay(warehouse, policies=[first], experiment=name_experiment(live, second))
     print(f"\n{live.name}: {first.name} and {second.name}")
     print(f"{'':<34}{'makespan':>20}{'mean turnaround':>20}{'queueing':>10}{'preempted':>10}")
     for own, other in ((from_first, from_second), (from_second, from_first)):
@@ -150,7 +156,8 @@ def judge(live: Live, warehouse: Path, goals: list[Goal]) -> dict[str, Any]:
             for figure in FIGURES:
                 label = f"{live.name}: {kind} of {name}, {figure.removesuffix('_s')}"
                 goals.append(Goal(label, _error(figures, real, figure), GOALS[kind], " %"))
-    _print_starts(from_first)
+    for note in from_second.known:
+        print(f"  {note}")
     return {"from_first": _describe(from_first), "from_second": _describe(from_second)}
 
 
@@ -168,12 +175,6 @@ def _error(figures: Figures, real: Figures, figure: str) -> float:
 
 def _signed_error(figures: Figures, real: Figures, figure: str) -> float:
     return 100 * (getattr(figures, figure) / getattr(real, figure) - 1)
-
-
-def _print_starts(found: WhatIf) -> None:
-    """Print what the replay measured, for those who look for causes of errors."""
-    for note in found.known:
-        print(f"  {note}")
 
 
 def _describe(found: WhatIf) -> dict[str, Any]:

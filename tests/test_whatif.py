@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from analytics_history import History, T, copy_empty_warehouse
 
-from gpu_flows.analytics import simulated_facts
+from gpu_flows.analytics import recorded_trace, simulated_facts
 from gpu_flows.analytics.facts import (
     Allocated,
     AttemptEnded,
@@ -31,7 +31,7 @@ from gpu_flows.schedulers.cluster.spec import declare
 from gpu_flows.schedulers.model import Job
 from gpu_flows.schedulers.policy import PolicyError, make_policy
 from gpu_flows.schedulers.simulation.simulator import Run, Simulation, simulate
-from gpu_flows.schedulers.workload import Arrival
+from gpu_flows.schedulers.workload import Arrival, forget_other_nodes
 
 NODES = declare("2x2:V100:16 + 1x4:A100:80")
 POLICIES = ("fifo", "srtf", "tiresias", "round_robin", "priority", "fair_share", "edf", "gavel", "patient")
@@ -356,6 +356,41 @@ def test_old_jobs_take_any_device_and_that_is_stated(history: LiveHistory, tmp_p
     assert ends(found.recorded) == {"a": 10}
     assert any("1 job recorded before gpu-flows kept what jobs ask for" in note for note in found.assumed)
     assert any("protected from preemption as by default" in note for note in found.assumed)
+
+
+# The same record as a trace
+
+
+def test_a_recorded_trace_has_the_constraints_of_its_jobs(database: Path) -> None:
+    trace = recorded_trace.load(database, find_pool(database, "fifo"))
+    asked = {each.job.id: each.job for each in workload()}
+    assert len(trace.arrivals) > 30
+    assert trace.remark == ""
+    names = ("nodes", "models", "may_span_nodes", "preemptible", "queue_priority", "priority")
+    for arrival in trace.arrivals:
+        job = asked[arrival.job.id.rpartition("/")[2]]
+        assert {name: getattr(arrival.job, name) for name in names} == {
+            name: getattr(job, name) for name in names
+        }
+
+
+def test_a_trace_of_old_records_says_what_is_missing(history: LiveHistory, tmp_path: Path) -> None:
+    history.run("a", 0, 5, 10, "g0")
+    history.query("select 1")
+    trace = recorded_trace.load(tmp_path / "warehouse.duckdb")
+    assert (
+        trace.remark
+        == "Of 1 jobs the nodes and GPU models that they require were not recorded: they take any."
+    )
+
+
+def test_nodes_of_another_cluster_are_forgotten() -> None:
+    job = Job("a", nodes=("dgx*",))
+    [here] = forget_other_nodes([Arrival(job, 1.0)], NODES)
+    [there] = forget_other_nodes([Arrival(job, 1.0)], declare("1x1:A100:80"))
+    assert (here.job.nodes, there.job.nodes) == ((), ())
+    own = Arrival(Job("b", nodes=("dgx*", "NODE-2")), 1.0)
+    assert forget_other_nodes([own], NODES) == [own]
 
 
 # What cannot be replayed

@@ -136,9 +136,12 @@ def _choose_cluster(own: Sequence[Node], gpus: int, nodes: Sequence[Node], clust
 def _tell_fit(real: Figures, replayed: Figures) -> str:
     change = replayed.change_from(real)
     makespan, turnaround = (
-        f"{100 * (change[name] or 0):+.1f}%" for name in ("makespan_s", "avg_turnaround_s")
+        f"{100 * abs(change[name] or 0):.1f}%" for name in ("makespan_s", "avg_turnaround_s")
     )
-    return f"The replay of what ran is off by {makespan} in makespan and {turnaround} in mean turnaround."
+    return (
+        f"The replay of what ran differs from reality by {makespan} in makespan and {turnaround} in mean"
+        " turnaround."
+    )
 
 
 def _name_policies(record: PoolRecord) -> str:
