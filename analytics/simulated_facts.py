@@ -37,7 +37,7 @@ from gpu_flows.analytics.facts import (
 from gpu_flows.analytics.warehouse import Warehouse
 from gpu_flows.schedulers.model import all_devices
 from gpu_flows.schedulers.protection import UNPROTECTED
-from gpu_flows.schedulers.simulation.simulator import Attempt, JobResult, Simulation
+from gpu_flows.schedulers.simulation.outcome import Attempt, JobResult, Simulation
 from gpu_flows.schedulers.workload import Arrival
 
 RUNTIME = "simulated"

@@ -10,7 +10,7 @@ from gpu_flows.analytics.whatif.running import policies_in_force
 from gpu_flows.analytics.whatif.workload import Workload
 from gpu_flows.schedulers.model import all_devices
 from gpu_flows.schedulers.policy import policies
-from gpu_flows.schedulers.simulation.simulator import Simulation
+from gpu_flows.schedulers.simulation.outcome import Simulation
 
 HELD_S = 5.0  # a job that entered the queue later than this after its submission was held back
 

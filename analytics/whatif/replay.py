@@ -19,7 +19,7 @@ from gpu_flows.analytics.whatif.running import MakePolicy, policies_in_force, pr
 from gpu_flows.analytics.whatif.workload import build_workload
 from gpu_flows.schedulers.model import Node, all_devices
 from gpu_flows.schedulers.policy import make_policy
-from gpu_flows.schedulers.simulation.simulator import Simulation
+from gpu_flows.schedulers.simulation.outcome import Simulation
 from gpu_flows.schedulers.workload import forget_other_nodes
 
 RECORDED = "as recorded"

@@ -17,7 +17,7 @@ from gpu_flows.schedulers.prediction.gavel_pairs import gavel_slowdown
 from gpu_flows.schedulers.protection import Protection
 from gpu_flows.schedulers.simulation.conditions import Conditions
 from gpu_flows.schedulers.simulation.estimates import Stated
-from gpu_flows.schedulers.simulation.simulator import Simulation
+from gpu_flows.schedulers.simulation.outcome import Simulation
 from gpu_flows.schedulers.simulation.timed_run import Stopping, TimedRun
 
 MakePolicy = Callable[[], Policy]
