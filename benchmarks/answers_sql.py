@@ -190,7 +190,7 @@ order by 1
 
 
 def age(database: Path, end: float, keep: timedelta | None) -> tuple[int, float, float]:
-    """Roll up (and delete) all old samples. Returns the number of transactions, the longest and the mean time."""
+    """Roll up (and delete) all old samples. Returns the number of transactions, the longest and mean time."""
     warehouse, times = Warehouse(database), []
     warehouse.load(lambda: [])
     while True:

@@ -12,9 +12,9 @@ from lab_history import T, lab_facts
 
 from gpu_flows.analytics.sql_files import named_queries
 
-# Times are seconds after T. Devices are free: g0 0-10, 1810-1820, 3620-3900 (then sick); g1 0-1820, 2420-2430,
-# 3000-3020, 3620-3810. Jobs wait: a 0-10, b 100-1820 and 2420-3020, c 2000-2420, d 2400-2430, f 3800-3810,
-# w from 3850.
+# Times are seconds after T. Devices are free: g0 0-10, 1810-1820, 3620-3900 (then sick); g1 0-1820,
+# 2420-2430, 3000-3020, 3620-3810. Jobs wait: a 0-10, b 100-1820 and 2420-3020, c 2000-2420, d 2400-2430,
+# f 3800-3810, w from 3850.
 ANSWERS: dict[str, list[tuple[Any, ...]]] = {
     "allocation": [
         (None, None, None, 5560, 8400, 66.2),

@@ -79,7 +79,13 @@ _COMMANDS_BY_PACKAGE = [
     ),
     ("gpu_flows.cli", {"predict": "Predict the memory and the time of a job before it runs."}),
     ("gpu_flows.cli", {"rl": "Train and evaluate the learned policy."}),
-    ("gpu_flows.cli", {"sql": "Query the warehouse: SQL, or a named query."}),
+    (
+        "gpu_flows.cli",
+        {
+            "sql": "Query the warehouse: SQL, or a named query.",
+            "export": "Write the tables and views of the warehouse to files.",
+        },
+    ),
     ("gpu_flows.cli.doctor", {"doctor": "Check the setup, and show how to fix what is wrong."}),
 ]
 
