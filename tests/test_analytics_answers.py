@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from datetime import date, datetime
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
 from typing import Any
 
 import duckdb
@@ -212,3 +214,14 @@ def test_parameters_choose_what_is_shown(
     [query] = [query for query in named_queries() if query.name == name]
     with lab.connect() as connection:
         assert [row[0] for row in ask(connection, query.sql, parameters)] == expected
+
+
+def test_the_examples_in_the_docs_are_what_the_script_prints() -> None:
+    path = Path(__file__).parent.parent / "benchmarks" / "sql_examples.py"
+    spec = spec_from_file_location("sql_examples", path)
+    assert spec is not None
+    assert spec.loader is not None
+    script = module_from_spec(spec)
+    spec.loader.exec_module(script)
+    page = script.PAGE.read_text(encoding="utf-8")
+    assert script.replace_examples(page, script.make_examples()) == page
