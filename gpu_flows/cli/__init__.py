@@ -88,6 +88,7 @@ _COMMANDS_BY_PACKAGE = [
             "report": "Write a report of a pool: one HTML file with figures.",
             "automations": "Install automations that tell of long waits and idle GPUs.",
             "metrics": "Print a pool's numbers for Prometheus (OpenMetrics).",
+            "export": "Write the tables and views of the warehouse to files.",
         },
     ),
     ("gpu_flows.cli.doctor", {"doctor": "Check the setup, and show how to fix what is wrong."}),
