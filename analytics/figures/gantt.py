@@ -34,19 +34,20 @@ from gpu_flows.analytics.query_runner import QueryResult
 NAMED = 0.03  # part of the time that a bar must take to bear the name of its job
 LARGEST_SHARE = 0.88  # of a row's height that bars take
 
-_HOLDS = """
+_HOLDS = f"""
 -- What did each job hold, and when?
+with {NUMBERED_DEVICES}
 select
-    holds.node || ' / ' || coalesce(devices.index, 0) as device,
+    coalesce(numbered.device, holds.node) as device,
     holds.job_id, jobs.name, jobs.user_name, holds.attempt,
     greatest(holds.since, $since) as since, least(holds.until, $until) as until,
     coalesce(attempt_ends.outcome, 'running') as outcome
 from device_holds as holds
 join jobs using (job_id)
-left join devices on devices.device_id = holds.device_id and devices.pool = holds.pool
+left join numbered on numbered.device_id = holds.device_id
 left join attempt_ends on attempt_ends.job_id = holds.job_id and attempt_ends.attempt = holds.attempt
 where holds.pool = $pool and holds.since < $until and holds.until > $since
-order by holds.node, devices.index, holds.since, holds.job_id
+order by numbered.position, holds.since, holds.job_id
 """
 _SHARES = f"""
 -- Which part of neighbouring devices was held, in each interval?

@@ -17,7 +17,10 @@ HIGHEST = 700  # of all rows
 
 # The rows of a heat map of the pool's devices, and the intervals of its columns.
 NUMBERED_DEVICES = f"""numbered as (
-    select device_id, node || ' / ' || index as device,
+    select device_id,
+        -- slices of one GPU have its index
+        node || ' / ' || index
+            || if(count(*) over (partition by node, index) = 1, '', ' ' || right(device_id, 6)) as device,
         row_number() over (order by node, index, device_id) - 1 as position, count(*) over () as devices
     from devices where pool = $pool
 ),
