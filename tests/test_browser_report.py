@@ -71,6 +71,14 @@ def test_hostile_names_are_shown_as_text(opened: Opened) -> None:
     shown = page.locator("#gantt table").inner_text()
     assert EVIL.partition("\x1b")[0] in shown
     assert page.locator("#turnaround-by-user").get_by_text("<img src=x onerror=al").count() > 0
+    page.evaluate(
+        """() => {
+            const plot = document.querySelector("#gantt .figure");
+            const bar = plot.data[0].hovertext.findIndex((text) => text.includes("script"));
+            Plotly.Fx.hover(plot, [{ curveNumber: 0, pointNumber: bar }]);
+        }"""
+    )
+    assert EVIL.partition("\x1b")[0] in (page.locator("#gantt .hoverlayer").text_content() or "")
     assert page.locator("main img").count() == 0
     assert opened.complaints == []
 
