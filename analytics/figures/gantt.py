@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from plotly import graph_objects as go
 
+from gpu_flows.analytics.figures.bins import cut
 from gpu_flows.analytics.figures.chart import Chart
 from gpu_flows.analytics.figures.heat import (
     BINS,
@@ -52,25 +53,12 @@ order by numbered.position, holds.since, holds.job_id
 _SHARES = f"""
 -- Which part of neighbouring devices was held, in each interval?
 with {NUMBERED_DEVICES},
-holds as (
-    select row, epoch(greatest(since, $since)) as since, epoch(least(until, $until)) as until, first, bin_s
-    from device_held join placed using (device_id), clock
-    where pool = $pool and since < $until and until > $since
-),
-pieces as (
-    select row, first, bin_s, since, until, unnest(range(
-        cast(floor((since - first) / bin_s) as bigint),
-        least(cast(floor((until - first) / bin_s) as bigint) + 1, {BINS})
-    )) as bin
-    from holds
-)
-select
-    device, rows.devices, to_timestamp(first + bin * bin_s) as time,
-    100 * sum(greatest(0, least(until, first + (bin + 1) * bin_s) - greatest(since, first + bin * bin_s)))
-        / (bin_s * rows.devices) as held_percent
+held as (select row, since, until from device_held join placed using (device_id) where pool = $pool),
+{cut("held", BINS)}
+select device, rows.devices, time, 100 * sum(within_s) / (any_value(bin_s) * rows.devices) as held_percent
 from rows left join pieces using (row)
-group by row, device, rows.devices, bin, first, bin_s
-order by row, bin
+group by row, device, rows.devices, time
+order by row, time
 """
 
 
