@@ -4,8 +4,8 @@ from __future__ import annotations
 
 
 def cut(periods: str, bins: int) -> str:
-    """Return common table expressions, of which two are of use: `clock`, with the begin and the length of the
-    intervals in seconds (first_s, bin_s), and `pieces`, the rows of `periods` (since, until ...), cut, each with
+    """Return common table expressions, two of them to use: `clock`, with the begin and the length of the
+    intervals in seconds (first_s, bin_s), and `pieces`, the rows of `periods` (since, until, ...), cut, with
     the number of its interval (bin), when that begins (time), and how long the piece is (within_s)."""
     return f"""clock as (
     select epoch($since) as first_s, greatest(seconds($since, $until), 1e-3) / {bins} as bin_s
