@@ -57,6 +57,7 @@ from gpu_flows.worker.background_tasks import BackgroundTasks
 from gpu_flows.worker.events import subscribe
 from gpu_flows.worker.folder_lock import FolderLock
 from gpu_flows.worker.forecast_setup import Basis, open_forecaster
+from gpu_flows.worker.foreseen_jobs import ForeseenJobs
 from gpu_flows.worker.housekeeping import after_changes, keep_tidy
 from gpu_flows.worker.leadership import RETRY, Leadership
 from gpu_flows.worker.lease import PoolLease
@@ -169,8 +170,9 @@ class PoolService:
             self._record,
             self.prediction.predict_longer,
         )
-        self._waiting_notes = WaitingNotes(self._queue_sync, self.states)
-        self._waiting_log = WaitingLog(self._queue_sync, self._worker_log)
+        find_eta = self.forecaster.eta
+        self._waiting_notes = WaitingNotes(ForeseenJobs(self._queue_sync, find_eta), self.states)
+        self._waiting_log = WaitingLog(ForeseenJobs(self._queue_sync, find_eta), self._worker_log)
 
     @property
     def pool(self) -> WorkPool:
