@@ -44,8 +44,8 @@ class ForeseenJobs:
             if eta is None:
                 yield job, reason
                 continue
-            self._told[job.id] = start, text = self._keep(told.get(job.id), eta.start_p50)
-            yield job, replace(reason, summary=f"{reason.summary} It starts about {text}.")
+            self._told[job.id] = kept = self._keep(told.get(job.id), eta.start_p50)
+            yield job, replace(reason, summary=f"{reason.summary} It starts about {kept[1]}.")
 
     def _keep(self, told: tuple[float, str] | None, start: float) -> tuple[float, str]:
         """Return what was told before, unless it is noticeably wrong by now."""
