@@ -38,6 +38,7 @@ from gpu_flows.dispatch.dispatcher import Dispatcher
 from gpu_flows.dispatch.job_store import JobStore
 from gpu_flows.prefect_api.claims import place_of
 from gpu_flows.prefect_api.due_jobs import DueJobs
+from gpu_flows.prefect_api.imagined_jobs import ImaginedJobs
 from gpu_flows.prefect_api.launch_builder import LaunchBuilder
 from gpu_flows.prefect_api.pool_events import PoolEvents
 from gpu_flows.prefect_api.prefect_gateway import PrefectGateway
@@ -58,9 +59,11 @@ from gpu_flows.schedulers.prediction.options import PredictionOptions
 from gpu_flows.schedulers.protection import Protection
 from gpu_flows.worker.artifact_refresh import ArtifactRefresh
 from gpu_flows.worker.background_tasks import BackgroundTasks
+from gpu_flows.worker.command_socket import answer_commands
 from gpu_flows.worker.events import subscribe
 from gpu_flows.worker.folder_lock import FolderLock
 from gpu_flows.worker.forecast_setup import Basis, open_forecaster
+from gpu_flows.worker.foreseen_jobs import ForeseenJobs
 from gpu_flows.worker.housekeeping import after_changes, keep_tidy
 from gpu_flows.worker.leadership import RETRY, Leadership
 from gpu_flows.worker.lease import PoolLease
@@ -125,6 +128,7 @@ class PoolService:
             log,
         )
         self.forecaster = open_forecaster(self._forecasts, self.folder, self._record)
+        self._imagined = ImaginedJobs(client, self.due_jobs, self.prediction, self._forecasts.correct)
         self.dispatcher = Dispatcher(
             pool.name,
             self.engine,
@@ -176,8 +180,9 @@ class PoolService:
             self._record,
             self.prediction.predict_longer,
         )
-        self._waiting_notes = WaitingNotes(self._queue_sync, self.states)
-        self._waiting_log = WaitingLog(self._queue_sync, self._worker_log)
+        find_eta = self.forecaster.eta
+        self._waiting_notes = WaitingNotes(ForeseenJobs(self._queue_sync, find_eta), self.states)
+        self._waiting_log = WaitingLog(ForeseenJobs(self._queue_sync, find_eta), self._worker_log)
 
     @property
     def pool(self) -> WorkPool:
@@ -264,6 +269,7 @@ class PoolService:
         )
         keep("Forecasting", self.forecaster.keep_forecasting)
         keep("Reading the past for forecasts", self._forecasts.keep_reading)
+        keep("Answering commands", lambda: answer_commands(self.folder, self._imagined.answer))
         keep("Sending logs", self._worker_log.keep_sending)
         keep("Following the progress of jobs", self._progress.keep_watching)
         keep("Writing the status", self._keep_publishing)
