@@ -303,7 +303,8 @@ class Run:
         if not self._keeps_durations or len(start.devices) != job.gpus:
             pause = self._launch_s(start, now)
             if has_run:
-                pause += conditions.pause_s(before, start.devices, job.id not in self._unsaved)
+                restart_s = conditions.pause_s(before, start.devices, job.id not in self._unsaved)
+                pause += self._pay(job.id, restart_s)
             self._unsaved.discard(job.id)
             crossings = self._links.add(running, now, pause) if self._links else []
             self.engine.set_rate(job.id, now, self._rate(running), pause)
@@ -316,9 +317,17 @@ class Run:
         """Return how long an attempt holds its devices before it runs."""
         return self._results[start.job.id].arrival.launch_s
 
+    def _pay(self, job_id: str, seconds: float) -> float:
+        """Return how much of this time is a pause, in which the engine sees the job do nothing."""
+        return seconds
+
+    def _work_s(self, job_id: str) -> float:
+        """Return how much the job has to do."""
+        return self._results[job_id].arrival.duration_s
+
     def _expect_end(self, running: Running) -> None:
         job_id = running.job.id
-        work = self._results[job_id].arrival.duration_s
+        work = self._work_s(job_id)
         if self._dying and job_id in self._dying:
             work *= self._conditions.oom_after
         left = work - running.before.work_s - running.worked_s

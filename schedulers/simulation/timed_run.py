@@ -50,6 +50,7 @@ class TimedRun(Run):
         self._may_launch_at: dict[str, float] = {}  # of jobs that move
         self._launching: dict[str, float] = {}  # job id -> when it will have been launched
         self._releasing: dict[str, float] = {}  # jobs that have ended -> when their devices are free
+        self._unseen: dict[str, float] = {}  # job id -> time without work that the engine takes for work
         super().__init__(arrivals, nodes, policy, conditions, estimates, progress, begin)
         self._keeps_durations &= stopping == Stopping()
 
@@ -84,6 +85,16 @@ class TimedRun(Run):
         self.engine.started(job_id, now, running.attempt)
         self.engine.set_rate(job_id, now, rate, max(0.0, works_at - now))
 
+    # -- work that is none --------------------------------------------------------------------
+
+    def _pay(self, job_id: str, seconds: float) -> float:
+        """Let the job do this much more. A live engine sees it on its devices and takes that for work."""
+        self._unseen[job_id] = self._unseen.get(job_id, 0.0) + seconds
+        return 0.0
+
+    def _work_s(self, job_id: str) -> float:
+        return super()._work_s(job_id) + self._unseen.get(job_id, 0.0)
+
     # -- stop ---------------------------------------------------------------------------------
 
     def _preempt(self, stop: Preempt, now: float) -> None:
@@ -97,24 +108,25 @@ class TimedRun(Run):
         for device in running.devices:
             self._free_at[device.id] = max(free_at, self._free_at.get(device.id, now))
         back_at = free_at + self._stopping.report_s
-        if job_id in self.engine.running:
+        if (moved := self.engine.running.get(job_id)) is not None:
             self._may_launch_at[job_id] = back_at
+            self.engine.correct_progress(job_id, self._count_stop(running, moved.before, free_at - now))
         elif back_at > now:
-            self._take_away(running, free_at, back_at)
+            progress = self._count_stop(running, self.engine.progress(job_id), free_at - now)
+            self.engine.withdraw(job_id)
+            self.at(back_at, lambda _: self._put_back(job_id, running, progress))
 
-    def _take_away(self, running: Running, free_at: float, back_at: float) -> None:
-        """Let a preempted job wait again only when its stop is reported."""
-        job = running.job
-        before = self.engine.progress(job.id)
-        stopping_s = free_at - (before.stopped or free_at)
-        progress = replace(
-            before,
-            ran_s=before.ran_s + stopping_s,
-            gpu_s=before.gpu_s + stopping_s * len(running.devices),
-            stopped=free_at,
+    def _count_stop(self, running: Running, progress: Progress, stop_s: float) -> Progress:
+        """Return the progress of a job when it is gone. The time that it took to stop counts as work, because
+        a live engine cannot tell it from work."""
+        self._pay(running.job.id, stop_s)
+        return replace(
+            progress,
+            ran_s=progress.ran_s + stop_s,
+            gpu_s=progress.gpu_s + stop_s * len(running.devices),
+            work_s=progress.work_s + stop_s,
+            stopped=(progress.stopped or 0.0) + stop_s,
         )
-        self.engine.withdraw(job.id)
-        self.at(back_at, lambda _: self._put_back(job.id, running, progress))
 
     def _put_back(self, job_id: str, running: Running, progress: Progress) -> None:
         if self._results[job_id].reason is None:  # it was not cancelled meanwhile
