@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from gpu_flows.schedulers.forecast.duration_spread import draw_durations
 from gpu_flows.schedulers.forecast.pool_state import PoolState
 from gpu_flows.schedulers.model import Job
 from gpu_flows.schedulers.prediction.estimate import Estimate
@@ -17,8 +18,13 @@ class UnknownDurations(ValueError):
 
 
 def medians(state: PoolState) -> dict[str, float]:
-    """Return the expected duration of every job. Raises UnknownDurations."""
-    return {job_id: expected(state, job).value for job_id, job in state.jobs().items()}
+    """Return the median of the duration of every job, given how much of it is done. Raises
+    UnknownDurations."""
+    done = state.work()
+    return {
+        job_id: draw_durations(expected(state, job), done[job_id], 1)[0]
+        for job_id, job in state.jobs().items()
+    }
 
 
 def expected(state: PoolState, job: Job) -> Estimate:

@@ -67,6 +67,13 @@ class PoolState:
         """Return the waiting and the running jobs by id."""
         return {job.id: job for job, _ in self.waiting} | {held.job.id: held.job for held in self.running}
 
+    def work(self) -> dict[str, float]:
+        """Return how much of its duration each job has done by now."""
+        done = {job.id: progress.work_s for job, progress in self.waiting}
+        return done | {
+            held.job.id: held.before.work_s + max(0.0, self.now - held.since) for held in self.running
+        }
+
     def duration(self, job_id: str) -> Estimate | None:
         """Return the time on devices that a job will take in all; None if nothing is known."""
         return self.durations.get(job_id) or self.typical
