@@ -53,7 +53,7 @@ async def regret(
 
     Args:
         hours: The jobs that were submitted in so many last hours are replayed.
-        policies: Policies to replay besides the shadows, with their default options; default: a few common ones.
+        policies: Policies to replay besides the shadows, with their default options; default: common ones.
         notify_percent: From this regret on, an event is emitted, to which an automation may react.
     """
     async with get_client() as client:
@@ -127,9 +127,7 @@ def describe(outcome: Regret) -> str:
 
 def build_report(found: WhatIf, outcome: Regret) -> str:
     """A table with a row for each policy, the best one first, and what the replays rest on."""
-    period = " to ".join(
-        f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M}" for at in (found.since, found.until)
-    )
+    since, until = (f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M}" for at in (found.since, found.until))
     lines = [
         describe(outcome),
         "",

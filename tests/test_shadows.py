@@ -235,20 +235,20 @@ def test_a_shadow_that_is_slow_is_suspended_and_one_that_uses_its_share_is_not_a
 
 
 def test_a_plan_is_broken_off_after_its_time() -> None:
-    engine, limits = pool("fifo", "1x4"), []
+    engine, guarded = pool("fifo", "1x4"), []
 
     @contextmanager
-    def limit(seconds: float) -> Iterator[None]:
-        limits.append(seconds)
+    def guard(name: str, seconds: float) -> Iterator[None]:
+        guarded.append((name, seconds))
         yield
 
     def break_off() -> None:
         raise TookTooLong
 
     submit(engine, Job("a", 0.0, 1))
-    shadows = of(["odd"], open_policy=open_odd(break_off), limit=limit)
+    shadows = of(["odd"], open_policy=open_odd(break_off), guard=guard)
     assert observe(shadows, engine)["odd"].error == "it did not plan within 1 s"
-    assert limits == [module.PLAN_WITHIN_S]
+    assert guarded == [("odd", module.PLAN_WITHIN_S)]
 
 
 def test_an_unknown_shadow_or_option_is_told_and_disturbs_nothing() -> None:

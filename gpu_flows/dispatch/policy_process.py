@@ -40,14 +40,16 @@ WAIT_S = 0.05  # for which the event loop waits for an answer
 MOST_DROPPED = 10
 
 
-async def open_policy(name: str, options: dict[str, Any], plan_again: Callable[[], None]) -> Policy:
+async def open_policy(
+    name: str, options: dict[str, Any], plan_again: Callable[[], None], within_s: float = START_WITHIN_S
+) -> Policy:
     """Return the policy of that name: a built-in one itself, any other in a process of its own. Raises
     PolicyError. `plan_again` is called when the process has answered late."""
     if is_built_in(name):
         return make_policy(name, options)
     process = PolicyProcess(name, options)
     try:
-        about = await asyncio.to_thread(process.receive, START_WITHIN_S)
+        about = await asyncio.to_thread(process.receive, within_s)
     except PolicyFailed as error:
         process.close()
         raise PolicyError(f"Policy {name!r} cannot be started: {error}") from None
@@ -57,7 +59,7 @@ async def open_policy(name: str, options: dict[str, Any], plan_again: Callable[[
     if about is None or "refused" in about:
         process.close()
         raise PolicyError(
-            about["refused"] if about else f"Policy {name!r} takes over {START_WITHIN_S:g} s to load."
+            about["refused"] if about else f"Policy {name!r} takes over {within_s:g} s to load."
         )
     return RemotePolicy.of(name, about, process, plan_again)
 

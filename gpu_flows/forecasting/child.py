@@ -19,8 +19,9 @@ import contextlib
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import astuple
+from itertools import chain
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -29,6 +30,7 @@ from gpu_flows.dispatch.child_process import Connection
 from gpu_flows.forecasting.messages import Decision, Message, Settings
 from gpu_flows.forecasting.prospects import describe_prospects
 from gpu_flows.forecasting.record import Thinning
+from gpu_flows.forecasting.shadowing import Shadowing
 from gpu_flows.forecasting.state_file import state_path
 from gpu_flows.schedulers.engine import Engine
 from gpu_flows.schedulers.forecast.eta import Eta, forecast
@@ -52,13 +54,18 @@ class Observer(Protocol):
     """Looks at each decision of the pool, such as to plan on the same state with another policy."""
 
     def observe(self, engine: Engine, message: Message, settings: Settings) -> list[dict[str, Any]]:
-        """Return what the worker is told about the message's decision. The engine is in the state before
-        it; what the observer moves on its draft, it rolls back."""
+        """Return what the worker is told about the message's decision, if it has one. The engine is in the
+        state before it; what the observer moves on its draft, it rolls back."""
+        ...
+
+    def look_ahead(self, state: PoolState, is_interrupted: Callable[[], bool]) -> list[dict[str, Any]]:
+        """Return what the worker is told after a forecast from this state. `is_interrupted` is to be called
+        often: it lets the child follow the pool."""
         ...
 
 
-OBSERVERS: list[Callable[[], Observer]] = []
-"""Makers of the observers of a pool, which its child calls when it starts."""
+OBSERVERS: list[Callable[[Path], Observer]] = [Shadowing]
+"""Makers of the observers of a pool with this folder, which its child calls when it starts."""
 
 
 class ForecastChild:
@@ -114,16 +121,16 @@ class ForecastChild:
                 self._durations.pop(job_id, None)
         if message.settings:
             self._settings = message.settings
+        self._tell(one.observe(self._engine, message, self._settings) for one in self._observers)
         if message.decision:
-            told = [
-                each for one in self._observers for each in one.observe(self._engine, message, self._settings)
-            ]
-            if told:
-                self._connection.answer({"observed": told})
             make_moves(self._engine, message.decision, message.changes.now)
         self._connection.answer({"done": message.number})
         if message.is_news:
             self._is_due = self._state_is_due = True
+
+    def _tell(self, observed: Iterable[list[dict[str, Any]]]) -> None:
+        if told := list(chain.from_iterable(observed)):
+            self._connection.answer({"observed": told})
 
     def _capture(self) -> PoolState:
         return capture(
@@ -145,10 +152,13 @@ class ForecastChild:
         state, number, self._is_due = self._capture(), self._number, False
         answer: dict[str, Any] = {"forecast": number, "etas": {}, "heads": {}, "record": [], "why": ""}
 
-        def is_late() -> bool:
+        def follow() -> bool:
             while self._connection.has_message(0):
                 self._read()
-            return time.monotonic() >= began + FORECAST_S
+            return False
+
+        def is_late() -> bool:
+            return follow() or time.monotonic() >= began + FORECAST_S
 
         def is_hopeless() -> bool:
             return time.monotonic() >= began + GIVE_UP_S
@@ -167,6 +177,7 @@ class ForecastChild:
         now = time.monotonic()
         answer["took_s"] = now - began
         self._connection.answer(answer)
+        self._tell(one.look_ahead(state, follow) for one in self._observers)
         self._forecast_at = now + (now - began)
 
     def _look_at_heads(self, state: PoolState, etas: dict[str, Eta]) -> dict[str, dict[str, Any]]:
@@ -226,7 +237,8 @@ def capture(
 def main() -> None:
     connection = Connection(int(sys.argv[1]))
     os.nice(NICENESS)
-    child = ForecastChild(connection, sys.argv[2], Path(sys.argv[3]), [make() for make in OBSERVERS])
+    folder = Path(sys.argv[3])
+    child = ForecastChild(connection, sys.argv[2], folder, [make(folder) for make in OBSERVERS])
     with contextlib.suppress(EOFError):
         child.serve()
 

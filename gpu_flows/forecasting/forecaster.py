@@ -79,6 +79,7 @@ class Forecaster(Spectator):
         self._number = self._done = self._forecast = self._newest = 0
         self._captured: Changes | None = None  # before the plan that is being made
         self._was_skipped = False  # something may have changed that was not compared
+        self._unseen = 0  # decisions of which the child has been told nothing
         self._compare_at = 0.0  # not before
         self.outcome = Outcome()
 
@@ -104,10 +105,11 @@ class Forecaster(Spectator):
     def after_plan(self, policy: str, actions: list[Action], now: float, took_us: float) -> None:
         """Send what has changed, with the decision that followed from it."""
         captured, self._captured = self._captured, None
+        decision = Decision.of(policy, actions, took_us)
         if captured is None:
+            self._unseen += bool(decision.moved())
             self._skip()
             return
-        decision = Decision.of(policy, actions, took_us)
         self._original.expect_again(decision.moved())
         self._send(captured, decision)
 
@@ -139,7 +141,8 @@ class Forecaster(Spectator):
         self._number, self._told = self._number + 1, settings
         if is_news:
             self._newest = self._number
-        message = Message(self._number, changes, durations, None if is_same else settings, decision, is_news)
+        told, unseen, self._unseen = None if is_same else settings, self._unseen, 0
+        message = Message(self._number, changes, durations, told, decision, is_news, unseen)
         assert self._writer
         self._writer.write(pack(message))
 

@@ -21,6 +21,8 @@ class Settings:
     network: str = ""  # the table in force
     costs: Costs = field(default_factory=Costs)
     typical: Estimate | None = None  # the duration of a job of which nothing is known
+    shadows: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # the options of each, by name
+    saved: str = ""  # when the block was saved that names them
     past: int = 0  # another number: the durations of all jobs may be other ones
 
 
@@ -59,3 +61,4 @@ class Message:
     settings: Settings | None = None  # None: the same as before
     decision: Decision | None = None  # that followed from this state, if the message was made for one
     is_news: bool = True  # whether forecasts may change by it
+    unseen: int = 0  # decisions before it of which the child is told nothing

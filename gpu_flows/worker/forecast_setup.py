@@ -7,6 +7,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -14,6 +15,7 @@ from gpu_flows.analytics.query_runner import QueryError
 from gpu_flows.forecasting.forecaster import Forecaster
 from gpu_flows.forecasting.messages import Settings
 from gpu_flows.forecasting.pool_history import PoolHistory, read_history
+from gpu_flows.forecasting.shadow_record import ShadowRecord
 from gpu_flows.prediction.live import LivePrediction, keep_estimate
 from gpu_flows.schedulers.engine import Engine
 from gpu_flows.schedulers.model import Job
@@ -30,6 +32,12 @@ class Choices(Protocol):
 
     @property
     def network(self) -> str: ...
+
+    @property
+    def shadows(self) -> dict[str, dict[str, Any]]: ...
+
+    @property
+    def policy_saved(self) -> datetime | None: ...
 
 
 class Basis:
@@ -69,7 +77,17 @@ class Basis:
         options = choices.policy_options if policy == engine.policy.name else {}
         typical = self._prediction.typical_duration() or history.typical
         self._typical = keep_estimate(self._typical, typical)
-        return Settings(policy, options, choices.network, history.costs, self._typical, self._times_read)
+        saved = choices.policy_saved.isoformat() if choices.policy_saved else ""
+        return Settings(
+            policy,
+            options,
+            choices.network,
+            history.costs,
+            self._typical,
+            choices.shadows,
+            saved,
+            self._times_read,
+        )
 
     def duration(self, job: Job) -> Estimate | None:
         """Return how long a job takes on its devices in all; None if nothing is known."""
@@ -84,6 +102,10 @@ class Basis:
         return self._history.correct(duration)
 
 
-def open_forecaster(basis: Basis, folder: Path, record: Callable[..., None]) -> Forecaster:
+def open_forecaster(
+    basis: Basis, folder: Path, record: Callable[..., None], shadows: ShadowRecord
+) -> Forecaster:
     """Return the forecaster of the pool with this folder."""
-    return Forecaster(basis.pool, folder, basis.engine, basis.duration, basis.settings, record, basis.log)
+    return Forecaster(
+        basis.pool, folder, basis.engine, basis.duration, basis.settings, record, basis.log, shadows.use
+    )

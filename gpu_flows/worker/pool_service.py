@@ -36,6 +36,7 @@ from gpu_flows.devices.idle_watch import IdleLimit, IdleWatch
 from gpu_flows.devices.memory_peaks import MemoryPeaks
 from gpu_flows.dispatch.dispatcher import Dispatcher
 from gpu_flows.dispatch.job_store import JobStore
+from gpu_flows.forecasting.shadow_record import ShadowRecord
 from gpu_flows.prefect_api.claims import place_of
 from gpu_flows.prefect_api.due_jobs import DueJobs
 from gpu_flows.prefect_api.imagined_jobs import ImaginedJobs
@@ -127,7 +128,8 @@ class PoolService:
             self._find_database,
             log,
         )
-        self.forecaster = open_forecaster(self._forecasts, self.folder, self._record)
+        self.shadows = ShadowRecord(pool.name, self._record, log)
+        self.forecaster = open_forecaster(self._forecasts, self.folder, self._record, self.shadows)
         self._imagined = ImaginedJobs(client, self.due_jobs, self.prediction, self._forecasts.correct)
         self.dispatcher = Dispatcher(
             pool.name,
@@ -404,6 +406,7 @@ class PoolService:
                 self.prediction.describe,
                 self._progress.describe,
                 self.forecaster.describe,
+                self.shadows.describe,
             )
         else:
             status = Status(self.pool.name, name, time.time(), {}, [], [], [], leads=False)

@@ -25,8 +25,8 @@ PLAN_WITHIN_S = 1.0
 SHARE = 0.1  # of the time, in which each shadow may plan
 AT_FIRST_S = 2.0  # that it may use before it has earned any
 
-TimeLimit = Callable[[float], AbstractContextManager[None]]
-"""Raises TookTooLong in its body after so many seconds."""
+Guard = Callable[[str, float], AbstractContextManager[None]]
+"""Is around each plan of the shadow of this name, and raises TookTooLong in it after so many seconds."""
 
 
 class TookTooLong(BaseException):
@@ -121,9 +121,9 @@ class Shadows:
         self,
         clock: Callable[[], float],
         open_policy: Callable[[str, dict[str, Any]], Policy] = make_policy,
-        limit: TimeLimit = lambda seconds: nullcontext(),
+        guard: Guard = lambda name, seconds: nullcontext(),
     ) -> None:
-        self._clock, self._open_policy, self._limit = clock, open_policy, limit
+        self._clock, self._open_policy, self._guard = clock, open_policy, guard
         self._shadows: dict[str, Shadow] = {}
         self._refused: dict[str, str] = {}  # why there is no such shadow, by name
         self._original = Original()
@@ -178,7 +178,7 @@ class Shadows:
     def _ask(self, name: str, shadow: Shadow, changes: Changes, decided: Moves) -> Verdict | None:
         began = self._clock()
         try:
-            with self._limit(PLAN_WITHIN_S):
+            with self._guard(name, PLAN_WITHIN_S):
                 shadow.follow(changes)
                 if not shadow.has_time(began):
                     shadow.skipped += 1
