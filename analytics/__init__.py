@@ -14,7 +14,9 @@ Answers out of it:
     query_runner     runs SQL, or a named query, in a process of its own (query_process)
     recorded_trace   a pool's recorded jobs as a trace for the simulator
     simulated_facts  the facts of a simulation, as a live pool would have recorded them
-    charts           SVG charts of simulations
+    figures          plotly figures, each a pure function of query results or of a simulation
+    pages            HTML templates for figures and tables
+    report           all of them in one file (with report_tables)
 
 SQL: schema/ holds migrations, views/ one view or macro per file, queries/ one named query per file
 (sql_files reads them). Adding a view or a named query is one new file.

@@ -26,10 +26,10 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 from ams560_live import LIVE_COLUMNS, run_live
-from common import Goal, log_progress, make_parser, report, run_benchmark, write_between
-from dally_charts import draw_figures
+from common import Goal, log_progress, make_parser, report, run_benchmark, save_figure, write_between
 from schedtune import interval
 
+from gpu_flows.analytics.figures.intervals import draw_groups
 from gpu_flows.analytics.simulated_facts import Experiment, write_simulations
 from gpu_flows.schedulers.cluster.spec import declare
 from gpu_flows.schedulers.policy import make_policy, policies
@@ -98,10 +98,8 @@ def main() -> int:
         if args.write:
             write_between(args.write, mark, lines)
     if args.charts:
-        args.charts.mkdir(parents=True, exist_ok=True)
         text = "Mean turnaround in seconds, logarithmic; lines are 95% intervals"
-        chart = draw_figures("AMS-560: turnaround under heavy load", text, groups)
-        (args.charts / "ams560.svg").write_text(chart, encoding="utf-8")
+        save_figure(args.charts, "ams560", "AMS-560: turnaround under heavy load", draw_groups(groups, text))
     goals = [goal for name, rows in results.items() if RL in rows for goal in goals_of(name, rows)]
     missed = report(goals, {"tables": tables}, args.json)
     return missed if args.check else 0
@@ -112,7 +110,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--first-seed", type=int, default=FIRST_SEED, metavar="N", help="of the workloads")
     parser.add_argument("--live", action="store_true", help="also run the tasks on a live pool")
     parser.add_argument("--warehouse", type=Path, metavar="FILE", help="record the experiments in this file")
-    parser.add_argument("--charts", type=Path, metavar="FOLDER", help="write the chart as an SVG file")
+    parser.add_argument("--charts", type=Path, metavar="FOLDER", help="write the figure as plotly JSON")
     parser.add_argument("--write", type=Path, metavar="FILE", help="put the tables into docs/ams560.md")
     parser.add_argument("--check", action="store_true", help="exit with 1 if a goal is missed")
     return parser.parse_args()

@@ -10,14 +10,33 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx
 
 from gpu_flows.bootstrap.local_stack import StackError
 from gpu_flows.common import retry
 
+if TYPE_CHECKING:
+    from gpu_flows.analytics.figures.theme import Drawing
+
 TIMEOUT_S = 180.0  # generous, for slow machines
+
+
+# -- images -----------------------------------------------------------------------------------
+
+
+def save_figure(folder: Path, name: str, title: str, drawing: Drawing) -> None:
+    """Write a figure with its title as plotly JSON, which docs/make_images.py turns into an image."""
+    figure, folder = drawing.figure, folder.resolve()
+    top = (figure.layout.margin.t or 0) + 56
+    figure.update_layout(
+        title={"text": title, "subtitle": {"text": drawing.subtitle}, "x": 0.01, "y": 0.98, "yanchor": "top"},
+        margin={"t": top},
+        height=figure.layout.height + 56,
+    )
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{name}.json").write_text(figure.to_json(engine="json") + "\n", encoding="utf-8")
 
 
 # -- figures ----------------------------------------------------------------------------------

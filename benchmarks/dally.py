@@ -24,12 +24,12 @@ from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
 
-from common import Goal, log_progress, positive_int, report, run_benchmark, seed_list
+from common import Goal, log_progress, positive_int, report, run_benchmark, save_figure, seed_list
 from dally_baselines import PACKED, DallysTiresias, Gandiva, PackingGandiva, SkewAwareTiresias, let_pack
-from dally_charts import draw_figures
 from dally_workloads import BATCH, GENERATED, Workload, read_trace
 from schedtune import interval
 
+from gpu_flows.analytics.figures.intervals import draw_groups
 from gpu_flows.schedulers.network.tables import load_network
 from gpu_flows.schedulers.policy import Policy, make_policy
 from gpu_flows.schedulers.simulation.conditions import Conditions
@@ -182,23 +182,20 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--congestion", type=float, default=1.0, help="traffic of others on all links (1: none)"
     )
-    parser.add_argument("--charts", type=Path, metavar="FOLDER", help="write the charts as SVG files")
+    parser.add_argument("--charts", type=Path, metavar="FOLDER", help="write the figures as plotly JSON")
     parser.add_argument("--check", action="store_true", help="exit with 1 if a goal is missed")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure to this file too")
     return parser.parse_args()
 
 
 def write_charts(folder: Path, figures: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
     for network, by_workload in figures.items():
         groups = {
             name.partition(":")[0]: {scheduler: row["turnaround"] for scheduler, row in rows.items()}
             for name, rows in by_workload.items()
         }
         text = f"Mean turnaround in seconds, logarithmic; network {network}; lines are 95% intervals"
-        (folder / f"dally-{network}.svg").write_text(
-            draw_figures("Turnaround", text, groups), encoding="utf-8"
-        )
+        save_figure(folder, f"dally-{network}", "Turnaround", draw_groups(groups, text))
 
 
 def main() -> int:

@@ -38,11 +38,11 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from common import Goal, log_progress, positive_int, report, run_benchmark
-from schedtune_charts import draw_by_load
+from common import Goal, log_progress, positive_int, report, run_benchmark, save_figure
 from schedtune_workloads import INFERENCE_EXCESS, Workload, generate, read_schedtune, relative_errors
 from scipy.stats import t as student
 
+from gpu_flows.analytics.figures.intervals import draw_lines
 from gpu_flows.schedulers.cluster.node_state import DeviceState
 from gpu_flows.schedulers.model import Device, Job
 from gpu_flows.schedulers.policy import Policy, State, make_policy
@@ -225,7 +225,7 @@ def parse_arguments() -> argparse.Namespace:
         f"({INFERENCE_EXCESS}: a tenth longer; assumed, not published)",
     )
     parser.add_argument("--most-slowdown", type=float, default=2.5, help="option of the policy (2.5)")
-    parser.add_argument("--charts", type=Path, metavar="FOLDER", help="write the charts as SVG files")
+    parser.add_argument("--charts", type=Path, metavar="FOLDER", help="write the figures as plotly JSON")
     parser.add_argument("--check", action="store_true", help="exit with 1 if a goal is missed")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure to this file too")
     return parser.parse_args()
@@ -243,9 +243,11 @@ def goals_of(name: str, figures: Mapping[str, Any]) -> list[Goal]:
     ]
 
 
+LOAD_AXIS = "load: work that arrives, relative to what whole devices can do"
+
+
 def write_charts(folder: Path, figures: Mapping[str, Mapping[str, Any]], loads: Sequence[float]) -> None:
     """Draw makespan and memory use by load, of the generated workloads."""
-    folder.mkdir(parents=True, exist_ok=True)
     charts = {
         "makespan": (
             "makespan_change_percent",
@@ -261,7 +263,7 @@ def write_charts(folder: Path, figures: Mapping[str, Mapping[str, Any]], loads: 
             if scheduler != STATED  # the same as kubernetes on these devices, which hold every job
         }
         text = f"{subtitle}; generated workloads, bars are 95% intervals"
-        (folder / f"schedtune-{file}.svg").write_text(draw_by_load(title, text, lines), encoding="utf-8")
+        save_figure(folder, f"schedtune-{file}", title, draw_lines(lines, LOAD_AXIS, text))
 
 
 def _name(load: float) -> str:

@@ -20,10 +20,10 @@ from prefect.artifacts import acreate_markdown_artifact
 from prefect.client.orchestration import PrefectClient, get_client
 from prefect.client.schemas.actions import BlockDocumentUpdate
 
-from gpu_flows.analytics.charts.learning_chart import draw_learning_chart, read_curves
 from gpu_flows.analytics.facts import LearningStep
 from gpu_flows.analytics.query_runner import QueryError
 from gpu_flows.analytics.recorder import Recorder
+from gpu_flows.common.files import write_atomically
 from gpu_flows.config.paths import pool_folder, weights_folder
 from gpu_flows.config.pool_blocks import read_policy
 from gpu_flows.deployments.own_pool import OwnPool, find_own_pool
@@ -77,9 +77,8 @@ async def rl_retrain(
         async with get_client() as client:
             applied = apply and await _use_weights(client, pool.blocks.scheduler, done.weights)
         try:
-            chart = draw_learning_chart(await asyncio.to_thread(read_curves, pool.warehouse, version))
-            output.with_suffix(".svg").write_text(chart, encoding="utf-8")
-        except (QueryError, OSError) as error:  # the weights are in use without it
+            await asyncio.to_thread(_write_curves, pool, version, output.with_suffix(".html"))
+        except (QueryError, OSError, ImportError) as error:  # the weights are in use without it
             get_run_logger().warning("The learning curve was not drawn: %s", error)
     await acreate_markdown_artifact(
         build_report(done, applied), key="rl-retrain", description="Weights judged on the latest jobs."
@@ -100,6 +99,14 @@ def _recorded_curves(pool: OwnPool, training: str) -> Iterator[Callable[[int, Le
         yield record
     finally:
         recorder.close()
+
+
+def _write_curves(pool: OwnPool, training: str, page: Path) -> None:
+    """Write a page with the learning curves of a training. Needs the extra `charts`."""
+    from gpu_flows.analytics.figures.learning import learning_of, read_curves
+    from gpu_flows.analytics.pages import render_figures
+
+    write_atomically(page, render_figures(training, [learning_of(read_curves(pool.warehouse, training))]))
 
 
 async def _use_weights(client: PrefectClient, block: str, weights: Path) -> bool:

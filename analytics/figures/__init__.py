@@ -8,6 +8,6 @@
 The figures of the history are one module each, named after what they show. Others are drawn from a simulation
 (`simulated`), from predictions (`calibration`), from trainings (`learning`) and from studies (`intervals`).
 
-A figure never holds more than a few thousand marks: the SQL of a large history sums up, and the subtitle says so.
-plotly is the extra `charts`; importing this package alone does not import it.
+A figure never holds more than a few thousand marks: the SQL of a large history sums up, and the subtitle says
+so. plotly is the extra `charts`; importing this package alone does not import it.
 """

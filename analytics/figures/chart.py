@@ -35,7 +35,7 @@ Draw = Callable[..., Drawing | None]
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """How a figure is made. `coarse` takes its place where the first query has more rows than can be drawn."""
+    """How a figure is made. `coarse` takes its place if the first query has more rows than can be drawn."""
 
     key: str
     title: str

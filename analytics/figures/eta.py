@@ -40,7 +40,8 @@ def draw_eta(found: QueryResult) -> Drawing | None:
     horizons, counts, low, middle, high, covered = (list(values) for values in zip(*found.rows, strict=True))
     edge = {"mode": "lines", "line": {"width": 0}, "hoverinfo": "skip", "x": horizons}
     texts = [
-        f"{format_duration(horizon)} ahead: off by {format_duration(error)}<br>{count:,} estimates, {share:.0f}% covered"
+        f"{format_duration(horizon)} ahead: off by {format_duration(error)}"
+        f"<br>{count:,} estimates, {share:.0f}% covered"
         for horizon, error, count, share in zip(horizons, middle, counts, covered, strict=True)
     ]
     traces = [
@@ -71,7 +72,7 @@ def draw_eta(found: QueryResult) -> Drawing | None:
 CHART = Chart(
     key="eta",
     title="How good the ETAs were",
-    meaning="Actual minus estimated time: above 0 it took longer than estimated; a narrow band around 0 is good.",
+    meaning="Actual minus estimated time: above 0 it took longer; a narrow band around 0 is good.",
     queries=(_ERRORS,),
     draw=draw_eta,
     when_empty="No estimate of this time can be judged yet.",

@@ -13,7 +13,9 @@ BINS = 240
 
 _IDLE = f"""
 -- How many devices were idle in each interval while a waiting job would have fitted?
-with clock as (select epoch($since) as first, greatest(epoch($until) - epoch($since), 1e-3) / {BINS} as bin_s),
+with clock as (
+    select epoch($since) as first, greatest(epoch($until) - epoch($since), 1e-3) / {BINS} as bin_s
+),
 periods as (
     select idle_devices, first, bin_s,
         epoch(greatest(since, $since)) as since, epoch(least(until, $until)) as until
@@ -69,7 +71,7 @@ def draw_fragmentation(found: QueryResult) -> Drawing | None:
 CHART = Chart(
     key="fragmentation",
     title="Idle while jobs waited",
-    meaning="Devices that stood idle although a waiting job would have fitted on them: what a policy gave away.",
+    meaning="Devices that stood idle although a waiting job would have fitted: what a policy gave away.",
     queries=(_IDLE,),
     draw=draw_fragmentation,
     when_empty="No job was submitted in this time.",

@@ -96,9 +96,8 @@ def draw_holds(holds: Sequence[Hold], devices: Iterable[str] = ()) -> Drawing | 
     if not holds:
         return None
     rows = list(dict.fromkeys([*devices, *(hold.device for hold in holds)]))
-    begins, ends = (
-        [seconds_of(time) for time in times] for times in zip(*((h.since, h.until) for h in holds))
-    )
+    begins = [seconds_of(hold.since) for hold in holds]
+    ends = [seconds_of(hold.until) for hold in holds]
     axis = TimeAxis(min(begins), max(ends))
     places = _find_places(holds, begins, ends)
     bars = go.Bar(
@@ -111,9 +110,9 @@ def draw_holds(holds: Sequence[Hold], devices: Iterable[str] = ()) -> Drawing | 
         marker={"color": [job_colour(hold.job_id) for hold in holds], "line": {"width": 0}},
         text=_names_on_bars(holds, begins, ends, axis),
         textposition="inside",
+        textangle=0,
         insidetextanchor="middle",
         textfont={"color": INK, "size": 11},
-        constraintext="none",
         customdata=[hold.job_id for hold in holds],
         hovertext=[_describe(*each, axis) for each in zip(holds, begins, ends, strict=True)],
         hoverinfo="text",
@@ -129,7 +128,10 @@ def draw_holds(holds: Sequence[Hold], devices: Iterable[str] = ()) -> Drawing | 
         name="stopped before its end",
     )
     figure = make_figure(
-        [bars, *([ticks] if stopped else [])], height=MARGINS + ROW * max(len(rows), 4), barmode="overlay"
+        [bars, *([ticks] if stopped else [])],
+        height=MARGINS + ROW * max(len(rows), 4),
+        barmode="overlay",
+        showlegend=bool(stopped),
     )
     figure.update_xaxes(**axis.layout())
     figure.update_yaxes(**device_axis(rows))
@@ -143,15 +145,18 @@ def draw_holds(holds: Sequence[Hold], devices: Iterable[str] = ()) -> Drawing | 
 def _find_places(
     holds: Sequence[Hold], begins: Sequence[float], ends: Sequence[float]
 ) -> list[tuple[float, float]]:
-    """Return the offset and the width of each bar, so that jobs that share a device lie beside each other."""
-    free: dict[str, list[float]] = {}  # when each lane of a device is free again
-    lanes = [0] * len(holds)
+    """Return the offset and the width of each bar: jobs that share a device lie beside each other."""
+    lanes, widths = [0] * len(holds), [LARGEST_SHARE] * len(holds)
+    sharing: dict[str, list[int]] = {}  # the holds of each device that overlap, directly or through others
     for number in sorted(range(len(holds)), key=lambda n: (begins[n], ends[n])):
-        until = free.setdefault(holds[number].device, [])
-        lane = next((n for n, time in enumerate(until) if time <= begins[number]), len(until))
-        until[lane : lane + 1] = [ends[number]]
-        lanes[number] = lane
-    widths = [LARGEST_SHARE / len(free[hold.device]) for hold in holds]
+        group = sharing.setdefault(holds[number].device, [])
+        if all(ends[other] <= begins[number] for other in group):
+            group.clear()
+        taken = {lanes[other] for other in group if ends[other] > begins[number]}
+        lanes[number] = next(lane for lane in range(len(group) + 1) if lane not in taken)
+        group.append(number)
+        for other in group:
+            widths[other] = LARGEST_SHARE / (1 + max(lanes[each] for each in group))
     return [(lane * width - LARGEST_SHARE / 2, width) for lane, width in zip(lanes, widths, strict=True)]
 
 
@@ -185,7 +190,7 @@ def draw_shares(found: QueryResult) -> Drawing | None:
     what = f"{most} neighbouring devices" if most > 1 else "the time"
     return Drawing(
         drawing.figure,
-        f"{drawing.subtitle}, since there are more than {MOST_MARKS:,} holds: the darker, the more of {what} jobs held",
+        f"More than {MOST_MARKS:,} holds: the stronger, the more of {what} jobs held. {drawing.subtitle}",
     )
 
 
@@ -201,7 +206,7 @@ CHART = Chart(
     coarse=Chart(
         key="gantt",
         title=_TITLE,
-        meaning="Each row is a device, or several neighbouring ones; light cells are idle time.",
+        meaning="Each row is a device, or several neighbouring ones; pale cells are idle time.",
         queries=(_SHARES,),
         draw=draw_shares,
         when_empty=_EMPTY,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 from plotly import graph_objects as go
@@ -30,7 +31,7 @@ def draw_heat(rows: Sequence[tuple[Any, ...]], what: str) -> Drawing | None:
     times = sorted({seconds_of(row[2]) for row in rows if row[2] is not None})
     if not times:
         return None
-    step = min((b - a for a, b in zip(times, times[1:], strict=False)), default=1.0)
+    step = min((later - earlier for earlier, later in pairwise(times)), default=1.0)
     axis = TimeAxis(times[0], times[-1] + step)
     columns = round((times[-1] - times[0]) / step) + 1
     percents: dict[str, list[float | None]] = {row[0]: [None] * columns for row in rows}

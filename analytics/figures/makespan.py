@@ -88,7 +88,7 @@ def _nodes(devices: QueryResult) -> list[Node]:
 CHART = Chart(
     key="makespan",
     title="Distance to the best possible",
-    meaning="No schedule of these jobs on these devices can be below the bound; a small gap leaves little to gain.",
+    meaning="No schedule of these jobs on these devices can be below the bound; a small gap is good.",
     queries=(_JOBS, _DEVICES),
     draw=draw_makespan,
     when_empty="No job that held a device has ended in this time.",

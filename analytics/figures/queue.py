@@ -25,7 +25,7 @@ order by time
 _PEAKS = f"""
 -- How many jobs waited and ran at most, in each interval?
 with binned as (
-    select *, floor({BINS} * (epoch(time) - epoch($since)) / greatest(epoch($until) - epoch($since), 1e-3)) as bin
+    select *, floor({BINS} * seconds($since, time) / greatest(seconds($since, $until), 1e-3)) as bin
     from queue_over_time where pool = $pool and time > $since and time <= $until
 )
 select min(time) as time, max(waiting) as waiting, max(running) as running from binned group by bin
@@ -52,7 +52,7 @@ def draw_queue(found: QueryResult) -> Drawing | None:
         )
         for column, name, colour in ((1, "waiting", COLOURS[1]), (2, "running", COLOURS[0]))
     ]
-    figure = make_figure(lines, hovermode="x unified")
+    figure = make_figure(lines, hovermode="x unified", showlegend=True)
     figure.update_xaxes(**axis.layout())
     figure.update_yaxes(title={"text": "jobs"}, rangemode="tozero", tickformat=",d")
     return Drawing(figure)

@@ -1,7 +1,7 @@
 """What all figures share: colours, fonts, layout, and names made harmless.
 
-Backgrounds are transparent and the grey of texts and rules has contrast on white and on black, so a figure can
-stand on any page. A page may set the colours of its own theme (see pages/page.js).
+Backgrounds are transparent, and the grey of texts and rules has contrast on white and on black, so a figure
+can stand on any page. A page may set the colours of its own theme (see pages/page.js).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ JOB_COLOURS = (
 WARNING = "#d1242f"
 INK = "#24292f"  # on the bars of jobs, which are light in every theme
 GREY, FAINT = "#7d8590", "rgba(125, 133, 144, 0.25)"
-SHADES = [[0.0, "rgba(86, 180, 233, 0.10)"], [0.5, "#56b4e9"], [1.0, "#0b4f7d"]]
+SHADES = [[0.0, "rgba(0, 114, 178, 0.08)"], [1.0, "#0072b2"]]  # from almost nothing, on any background
 FONT = "system-ui, -apple-system, 'Segoe UI', Helvetica, Arial, sans-serif"
 
 MOST_MARKS = 3_000  # of a figure; beyond this, single ones can neither be seen nor drawn quickly
@@ -44,7 +44,15 @@ class Drawing:
 
 def make_figure(traces: Sequence[Any], height: int = 340, **layout: Any) -> go.Figure:
     """Return a figure in the common style. `layout` adds to it."""
-    axis = {"gridcolor": FAINT, "zerolinecolor": FAINT, "linecolor": GREY, "automargin": True}
+    axis = {
+        "gridcolor": FAINT,
+        "zerolinecolor": FAINT,
+        "linecolor": GREY,
+        "automargin": True,
+        "tickangle": 0,
+        "title": {"font": {"size": 13}},
+    }
+    above = 36 if layout.get("showlegend") else 12
     figure = go.Figure(
         list(traces),
         {
@@ -53,8 +61,8 @@ def make_figure(traces: Sequence[Any], height: int = 340, **layout: Any) -> go.F
             "paper_bgcolor": "rgba(0,0,0,0)",
             "plot_bgcolor": "rgba(0,0,0,0)",
             "font": {"family": FONT, "size": 13, "color": GREY},
-            "margin": {"l": 56, "r": 16, "t": 36, "b": 48},
-            "legend": {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom"},
+            "margin": {"l": 56, "r": 16, "t": above, "b": 48},
+            "legend": {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom", "traceorder": "normal"},
             "hoverlabel": {"font": {"family": FONT, "size": 13}, "align": "left"},
             "xaxis": axis,
             "yaxis": axis,

@@ -10,6 +10,7 @@ from typing import Any
 from gpu_flows.analytics.figures.theme import format_duration
 
 _SIMULATED = 5 * 365 * 86_400.0  # no real pool has facts of these first years after the epoch
+MOST_TICKS = 6  # dates are wide, and turned ones are hard to read
 _UNITS = (("days", 86_400.0), ("hours", 3600.0), ("minutes", 60.0), ("seconds", 1.0))
 
 
@@ -54,5 +55,5 @@ class TimeAxis:
         """Return the settings of plotly's axis."""
         ends = [self.at(self.first), self.at(max(self.last, self.first + 1e-3))]
         if self.has_dates:
-            return {"type": "date", "range": ends}
+            return {"type": "date", "range": ends, "nticks": MOST_TICKS}
         return {"type": "linear", "range": ends, "title": {"text": f"{self._unit[0]} of the simulation"}}

@@ -75,7 +75,7 @@ def draw_distributions(
 CHART = Chart(
     key="turnaround-by-policy",
     title="Turnaround by policy",
-    meaning="The share of jobs that took no longer than a time, from submission to end; further left is better.",
+    meaning="The share of jobs that took no longer, from submission to end; further left is better.",
     queries=(_TURNAROUNDS,),
     draw=draw_turnaround_by_policy,
     when_empty="No job that ran has ended in this time.",

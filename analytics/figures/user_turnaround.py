@@ -57,7 +57,7 @@ def draw_turnaround_by_user(found: QueryResult) -> Drawing | None:
 CHART = Chart(
     key="turnaround-by-user",
     title="Turnaround by user",
-    meaning="Boxes far to the right are users whose jobs take long; compare how far their middle lines are apart.",
+    meaning="Users whose boxes lie far to the right wait long for results; similar boxes mean fairness.",
     queries=(_USERS,),
     draw=draw_turnaround_by_user,
     when_empty="No job that ran has ended in this time.",

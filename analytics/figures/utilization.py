@@ -32,7 +32,7 @@ def draw_utilization(found: QueryResult) -> Drawing | None:
 CHART = Chart(
     key="utilization",
     title="Utilization",
-    meaning="The darker a cell, the busier the device was; a device that is held and light waits for data.",
+    meaning="The stronger the colour, the busier the device; a device that is held and pale waits for data.",
     queries=(_UTILIZATION,),
     draw=draw_utilization,
     when_empty="No utilization was sampled in this time; simulated pools have no samples.",

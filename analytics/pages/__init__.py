@@ -6,9 +6,9 @@
     report.html    the report
     style.css, page.js
 
-`render_page` fills in a template. With `inline=True` the page is one file that needs no network, with plotly.js
-in it; otherwise it links to `static/NAME`, which a server answers with `read_asset`. Names are escaped everywhere.
-jinja2 comes with Prefect, but since this is what imports it, the extra `charts` names it.
+`render_page` fills in a template. With `inline=True` the page is one file that needs no network, with
+plotly.js in it; otherwise it links to `static/NAME`, which a server answers with `read_asset`. Names are
+escaped everywhere. jinja2 comes with Prefect, but since this is what imports it, the extra `charts` names it.
 """
 
 from __future__ import annotations

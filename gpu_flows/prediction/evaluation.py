@@ -5,15 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
-from gpu_flows.analytics.charts import calibration_chart
-from gpu_flows.analytics.charts.calibration_chart import Point, draw_calibration_chart
 from gpu_flows.analytics.query_runner import run_query
 
 ALL_KINDS = "all"
 MEMORY, TIME = "memory_mb", "seconds"  # quantities
+
+
+class Point(NamedTuple):
+    """What was predicted, and what was measured."""
+
+    value: float
+    upper: float
+    measured: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,17 +78,19 @@ def _judge(quantity: str, how: str, kind: str, points: Sequence[Point]) -> Quali
     )
 
 
-def draw_charts(comparisons: Iterable[Comparison]) -> dict[str, str]:
-    """Return the calibration charts of memory and time, as SVG by file name."""
+def render_calibration(comparisons: Iterable[Comparison]) -> str:
+    """Return a page with a figure of the predictions of memory and one of those of time."""
+    from gpu_flows.analytics.figures import calibration
+    from gpu_flows.analytics.pages import render_figures
+
     points: dict[str, dict[str, list[Point]]] = {MEMORY: {}, TIME: {}}
     for each in comparisons:
         points[each.quantity].setdefault(each.how, []).append(each.point)
-    return {
-        "calibration-memory": draw_calibration_chart(
-            "Memory per device", points[MEMORY], calibration_chart.MEMORY
-        ),
-        "calibration-time": draw_calibration_chart("Time on devices", points[TIME], calibration_chart.TIME),
-    }
+    figures = [
+        calibration.calibration_of("memory", "Memory per device", points[MEMORY], calibration.MEMORY),
+        calibration.calibration_of("time", "Time on devices", points[TIME], calibration.TIME),
+    ]
+    return render_figures("Predictions", figures)
 
 
 _COMPARISONS = """

@@ -10,9 +10,11 @@ import typer
 
 from gpu_flows.analytics.query_runner import QueryError
 from gpu_flows.cli import output
+from gpu_flows.cli.charts import require_charts
 from gpu_flows.cli.errors import CommandError
 from gpu_flows.cli.options import DEFAULT_POOL, JsonOption, PoolOption, examples
 from gpu_flows.cli.sql import find_warehouse
+from gpu_flows.common.files import write_atomically
 from gpu_flows.prediction import evaluation
 from gpu_flows.prediction.evaluation import ALL_KINDS
 
@@ -25,7 +27,7 @@ DatabaseOption = Annotated[
 def evaluate(
     kinds: Annotated[bool, typer.Option("--kinds", help="Show each kind of job too.")] = False,
     charts: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Write calibration charts as SVG files.")
+        Path | None, typer.Option(metavar="DIR", help="Write a page of figures, calibration.html.")
     ] = None,
     database: DatabaseOption = None,
     pool: PoolOption = DEFAULT_POOL,
@@ -36,16 +38,17 @@ def evaluate(
     The error is that of the predicted value. `covered` is the share of jobs that did not need more than the
     upper bound: at least 98% for memory, 90% for time.
     """
+    if charts:
+        require_charts("--charts")
     try:
         comparisons = evaluation.read_comparisons(database or find_warehouse(pool))
     except QueryError as error:
         raise CommandError(str(error)) from None
     if charts:
         charts.mkdir(parents=True, exist_ok=True)
-        for name, svg in evaluation.draw_charts(comparisons).items():
-            file = charts / f"{name}.svg"
-            file.write_text(svg, encoding="utf-8")
-            output.print_remark(f"Wrote {file}")
+        page = charts / "calibration.html"
+        write_atomically(page, evaluation.render_calibration(comparisons))
+        output.print_remark(f"Wrote {page}")
     found = evaluation.evaluate(comparisons)
     if as_json:
         output.print_json([asdict(each) for each in found])

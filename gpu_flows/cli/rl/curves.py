@@ -1,4 +1,4 @@
-"""What is kept of the learning curves of a training: facts in a warehouse, and a chart."""
+"""What is kept of the learning curves of a training: facts in a warehouse, and a figure."""
 
 from __future__ import annotations
 
@@ -34,9 +34,10 @@ def record_curves(curves: Curves, training: str, database: Path) -> None:
             raise CommandError(f"The learning curves are not recorded. {error.problem}") from None
 
 
-def draw_curves(curves: Curves) -> str:
-    """Draw the mean turnaround against that of the baseline, a line for each seed."""
-    from gpu_flows.analytics.charts.learning_chart import draw_learning_chart
+def render_curves(curves: Curves) -> str:
+    """Return a page with the mean turnaround against that of the baseline, a line for each seed."""
+    from gpu_flows.analytics.figures.learning import learning_of
+    from gpu_flows.analytics.pages import render_figures
 
     lines = {
         f"seed {seed}": [
@@ -44,7 +45,7 @@ def draw_curves(curves: Curves) -> str:
         ]
         for seed, points in curves.items()
     }
-    return draw_learning_chart(lines)
+    return render_figures("Training", [learning_of(lines)])
 
 
 def _ratio(point: LearningPoint) -> float:

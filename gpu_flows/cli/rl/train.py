@@ -14,9 +14,10 @@ from typing import Annotated
 import typer
 
 from gpu_flows.cli import output
+from gpu_flows.cli.charts import require_charts
 from gpu_flows.cli.errors import BadInput, CommandError
 from gpu_flows.cli.options import JsonOption, examples
-from gpu_flows.cli.rl.curves import draw_curves, record_curves
+from gpu_flows.cli.rl.curves import record_curves, render_curves
 from gpu_flows.cli.rl.inputs import ClusterOption, TraceOption, WorkloadOption, make_curriculum, parse_seeds
 from gpu_flows.schedulers.learning.curve import LearningPoint
 from gpu_flows.schedulers.learning.weights import WeightsError, load
@@ -57,7 +58,7 @@ def train(
         Path | None, typer.Option(metavar="FILE", help="Record the learning curves in this DuckDB file.")
     ] = None,
     chart: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Draw the learning curves as SVG.")
+        Path | None, typer.Option(metavar="FILE", help="Write the learning curves as an HTML page.")
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -69,6 +70,8 @@ def train(
 
     Needs the extra `rl`: pip install 'gpu-flows[rl,train]'.
     """
+    if chart:
+        require_charts("--chart")
     try:
         parse_reward(reward)
         network = load(start).network if start else None
@@ -101,7 +104,7 @@ def train(
         record_curves(done.curves, f"{file.stem} {time.strftime('%Y-%m-%d %H:%M:%S')}", warehouse)
     if chart:
         chart.parent.mkdir(parents=True, exist_ok=True)
-        chart.write_text(draw_curves(done.curves), encoding="utf-8")
+        chart.write_text(render_curves(done.curves), encoding="utf-8")
     if as_json:
         curves = {seed: [asdict(point) for point in points] for seed, points in done.curves.items()}
         result = {

@@ -1,40 +1,47 @@
-"""The charts that `--charts` writes. The module that draws them is imported only where they are wanted."""
+"""The page of figures that `--charts` writes. What draws them is imported only where they are wanted."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from gpu_flows.common.files import write_atomically
 from gpu_flows.schedulers.simulation.simulator import Simulation
 from gpu_flows.schedulers.simulation.summary import DeviceUse, Floats, turnarounds_s
+
+if TYPE_CHECKING:
+    from gpu_flows.analytics.figures.chart import Drawn
+
+PAGE = "simulation.html"
 
 
 @dataclass(frozen=True, slots=True)
 class ChartData:
     turnarounds: Floats
     use: DeviceUse
-    gantt: str  # drawn already, because it needs the whole simulation
+    gantt: Drawn  # drawn already, because it needs the whole simulation
 
 
 def collect_chart_data(label: str, simulation: Simulation, use: DeviceUse) -> ChartData:
-    from gpu_flows.analytics.charts.gantt_chart import draw_gantt_chart
+    from gpu_flows.analytics.figures.simulated import gantt_of
 
-    return ChartData(turnarounds_s(simulation), use, draw_gantt_chart(label, simulation, use))
+    return ChartData(turnarounds_s(simulation), use, gantt_of(label, simulation, use))
 
 
-def write_charts(folder: Path, data: Mapping[str, ChartData]) -> None:
-    """Write a chart of turnarounds and one of utilization, and a Gantt chart for each policy."""
-    from gpu_flows.analytics.charts.line_charts import draw_turnaround_chart
-    from gpu_flows.analytics.charts.utilization_chart import draw_utilization_chart
+def write_charts(folder: Path, data: Mapping[str, ChartData], remark: str) -> None:
+    """Write one page with the turnarounds and the utilization of all policies, and a Gantt chart of each."""
+    from gpu_flows.analytics.figures.simulated import turnaround_of, utilization_of
+    from gpu_flows.analytics.pages import render_figures
 
-    drawn = {
-        "turnaround": draw_turnaround_chart({label: policy.turnarounds for label, policy in data.items()}),
-        "utilization": draw_utilization_chart({label: policy.use for label, policy in data.items()}),
-    }
-    for number, (label, policy) in enumerate(data.items(), start=1):
-        drawn[f"gantt-{number}-{re.sub(r'[^A-Za-z0-9.]+', '-', label)}"] = policy.gantt
+    figures = [
+        turnaround_of({label: policy.turnarounds for label, policy in data.items()}),
+        utilization_of({label: policy.use for label, policy in data.items()}),
+        *(
+            replace(policy.gantt, key=f"gantt-{number}")
+            for number, policy in enumerate(data.values(), start=1)
+        ),
+    ]
     folder.mkdir(parents=True, exist_ok=True)
-    for name, svg in drawn.items():
-        (folder / f"{name}.svg").write_text(svg, encoding="utf-8")
+    write_atomically(folder / PAGE, render_figures("Simulation", figures, remark))

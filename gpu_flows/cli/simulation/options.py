@@ -127,7 +127,7 @@ class SimulationOptions:
     warehouse: Annotated[
         Path | None, _option("FILE", "Add the facts to this DuckDB file, for `gpu-flows sql`.")
     ] = None
-    charts: Annotated[Path | None, _option("DIR", "Write charts as SVG files.")] = None
+    charts: Annotated[Path | None, _option("DIR", "Write a page of figures, simulation.html.")] = None
     processes: Annotated[
         int | None,
         typer.Option(min=1, metavar="N", help="Policies to run in parallel; default: one per core."),

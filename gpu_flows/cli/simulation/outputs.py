@@ -1,4 +1,4 @@
-"""The files that a simulation writes: a row for every job, charts, and facts in a warehouse."""
+"""The files that a simulation writes: a row for every job, a page of figures, and facts in a warehouse."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from gpu_flows.cli.charts import require_charts
 from gpu_flows.cli.errors import BadInput, CommandError
-from gpu_flows.cli.simulation.charts import write_charts
+from gpu_flows.cli.simulation.charts import PAGE, write_charts
 from gpu_flows.cli.simulation.inputs import Inputs
 from gpu_flows.cli.simulation.options import SimulationOptions
 from gpu_flows.cli.simulation.running import Outcome
@@ -23,9 +24,11 @@ def check_outputs(options: SimulationOptions) -> None:
 
     if options.jobs_out and options.jobs_out.suffix not in (".csv", ".json"):
         raise BadInput(f"--jobs-out {options.jobs_out} must end in .csv or .json.")
+    if options.charts:
+        require_charts("--charts")
     if options.charts and os.path.isfile(options.charts):
         raise BadInput(f"--charts {options.charts} is a file; name a folder.")
-    chart = options.charts and options.charts / "turnaround.svg"
+    chart = options.charts and options.charts / PAGE
     for name, path in (("jobs-out", options.jobs_out), ("warehouse", options.warehouse), ("charts", chart)):
         if path:
             _try_to_write(name, path)
@@ -54,7 +57,7 @@ def write_outputs(inputs: Inputs, outcomes: Sequence[Outcome], spool: str) -> It
     chart_data = {label: outcome.chart_data for label, outcome in by_policy.items() if outcome.chart_data}
     outputs: list[tuple[Path | None, Callable[[Path], None]]] = [
         (options.jobs_out, lambda path: _write_jobs(path, by_policy)),
-        (options.charts, lambda path: write_charts(path, chart_data)),
+        (options.charts, lambda path: write_charts(path, chart_data, f"{inputs.trace} on {options.cluster}")),
         (options.warehouse, lambda path: load_facts(path, spool)),
     ]
     for path, write in outputs:
