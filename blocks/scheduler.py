@@ -76,8 +76,13 @@ class GpuScheduler(PoolForm, Block):
     prediction: PredictionOptions = Field(default_factory=PredictionOptions)
     """What is predicted of jobs whose owners do not state it."""
 
+    shadows: list[PolicyName] = Field(default_factory=list)
+    """Policies that plan beside the chosen one without any effect, to be compared with it. Their options are
+    in the sections of their names below."""
+
     options: PolicyOptions = Field(default_factory=PolicyOptions)
-    """Only the section of the chosen policy counts. The others are kept for when their policy is chosen."""
+    """Only the sections of the chosen policy and of the shadows count. The others are kept for when their
+    policy is chosen."""
 
     @model_validator(mode="before")
     @classmethod
@@ -99,5 +104,5 @@ class GpuScheduler(PoolForm, Block):
     def use(self, name: str, **options: Any) -> GpuScheduler:
         """Return this block with another policy. Raises PolicyError for an unknown name or option."""
         make_policy(name, options)
-        saved = self.model_dump(include={"policy", "protection", "prediction", "options"})
+        saved = self.model_dump(include={"policy", "protection", "prediction", "shadows", "options"})
         return GpuScheduler(**write_choice(saved, name, options))

@@ -257,6 +257,18 @@ class Engine:
             self._offer_log.forget(start.job.id)
         return plan
 
+    def rehearse(self, now: float) -> Plan:
+        """Return the plan that the policy would make now. Its moves are undone, and nothing has changed but
+        what the policy keeps in mind."""
+        order = list(self.running)
+        plan = self.make_plan(now)
+        self._draft.rollback()
+        if list(self.running) != order:  # a job that was preempted came back as the last one
+            restored = {job_id: self.running[job_id] for job_id in order}
+            self.running.clear()
+            self.running.update(restored)
+        return plan
+
     def plan_again(self) -> None:
         """Let the next `tick` plan even if nothing else changes."""
         self._changed = True
@@ -313,6 +325,11 @@ class Engine:
 
         jobs, log = self.first_waiting(limit), self._offer_log
         return explain_queue(jobs, self.cluster, foresee, why_waiting, lambda job: log.describe(job.id, now))
+
+    def look(self, now: float) -> State:
+        """Return what a policy would see now, for callers that only read it."""
+        self._state.now, self._draft.protection = now, self.protection
+        return self._state
 
     # -- internal -----------------------------------------------------------------------------
 

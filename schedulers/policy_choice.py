@@ -3,6 +3,7 @@
     {"policy": "round_robin", "options": {"round_robin": {"wait_for_turn": true}, "fifo": {"skip": true}}}
 
 A block keeps the options of every policy; those of the chosen one count. What is left out has its default.
+`"shadows": ["sjf", "srtf"]` names policies that plan beside the chosen one; their options count too.
 Until 0.3 a block had one policy, with its name among its options:
 
     {"policy": {"name": "round_robin", "wait_for_turn": true}}
@@ -30,6 +31,17 @@ def read_choice(saved: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     return name, dict(options)
 
 
+def read_shadows(saved: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return the options of each shadow, by name. The chosen policy is not its own shadow. Raises ValueError
+    if the block has no list of names, or no usable options for one of them."""
+    names = saved.get("shadows") or []
+    if not isinstance(names, list) or not all(isinstance(name, str) and name for name in names):
+        raise ValueError("names its shadows by something else than a list of policies")
+    chosen = saved.get("policy")
+    chosen = chosen.get("name") if isinstance(chosen, Mapping) else chosen
+    return {name: read_choice({**saved, "policy": name})[1] for name in names if name != chosen}
+
+
 def describe_options(options: Mapping[str, Any]) -> str:
     """Return `sharing=exclusive, skip=true`, as one would type them."""
     return ", ".join(f"{name}={_write_value(value)}" for name, value in options.items()) or "no options"
@@ -47,3 +59,13 @@ def write_choice(saved: Mapping[str, Any], name: str, options: Mapping[str, Any]
         before, its_options = read_choice(saved)
         kept[before] = its_options
     return {**saved, "policy": name, "options": {**kept, name: dict(options)}}
+
+
+def promote(saved: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Return the content of the block in which this shadow is the policy, and the policy is a shadow in its
+    place. Both keep their options. Raises ValueError if the block names no policy, and KeyError if it has no
+    such shadow."""
+    before, its_options = read_choice(saved)
+    shadows = read_shadows(saved)
+    content = write_choice(write_choice(saved, before, its_options), name, shadows[name])
+    return {**content, "shadows": [before if shadow == name else shadow for shadow in shadows]}

@@ -21,6 +21,7 @@ from gpu_flows.worker.status import Status
 ENTRYPOINTS = {
     "command": "gpu_flows.flows.command:command",
     "container": "gpu_flows.flows.container:container",
+    "regret": "gpu_flows.deployments.regret:regret",
     "retrain": "gpu_flows.deployments.retrain:retrain",
     "rl-retrain": "gpu_flows.deployments.rl_retrain:rl_retrain",
     "train": "gpu_flows.flows.train:train",

@@ -140,3 +140,26 @@ def test_a_block_that_an_older_version_saved_is_shown_in_the_new_form(ui: Ui, po
     assert ui.chosen("Policy") == "round_robin"
     ui.save()
     until_in_force(pool, "round_robin", wait_for_turn=True)
+
+
+def test_shadows_are_chosen_dropped_and_promoted_by_clicks(ui: Ui, pool: Pool) -> None:
+    def save_and_read() -> list[str]:
+        ui.save()
+        return pool.block("gpu-scheduler")["data"].get("shadows") or []
+
+    edit(ui, pool)
+    ui.toggle("Shadows", options=["sjf", "srtf"])
+    assert save_and_read() == ["sjf", "srtf"]
+    until_in_force(pool, "fifo")
+    edit(ui, pool)
+    ui.shows("srtf")
+    ui.toggle("Shadows", options=["sjf"])
+    assert save_and_read() == ["srtf"]
+    edit(ui, pool)
+    ui.choose("Policy", option="srtf")
+    ui.toggle("Shadows", options=["srtf", "fifo"])
+    assert save_and_read() == ["fifo"]
+    until_in_force(pool, "srtf")
+    edit(ui, pool)
+    ui.toggle("Shadows", options=["fifo"])
+    assert save_and_read() == []

@@ -26,14 +26,14 @@ def test_flows_accept_the_parameters_of_their_deployments(name: str) -> None:
             flow.validate_parameters(parameters)
 
 
-def test_only_the_predictors_are_retrained_unasked() -> None:
+def test_only_what_is_cheap_and_harmless_runs_unasked() -> None:
     active = [
         (name, schedule["slug"])
         for name, deployment in DEPLOYMENTS.items()
         for schedule in deployment.get("schedules", [])
         if schedule["active"]
     ]
-    assert active == [("retrain", "daily")]
+    assert active == [("retrain", "daily"), ("regret", "nightly")]
 
 
 def test_the_ams560_schedule_has_its_four_tasks_and_five_policies() -> None:

@@ -26,6 +26,9 @@ from gpu_flows.analytics.facts.devices import (
     NodeSeen,
     Sampled,
 )
+from gpu_flows.analytics.facts.forecasts import (
+    Forecast,
+)
 from gpu_flows.analytics.facts.jobs import (
     JobEnded,
     JobQueued,
@@ -47,6 +50,11 @@ from gpu_flows.analytics.facts.predictions import (
     Predicted,
     ProgressReported,
 )
+from gpu_flows.analytics.facts.shadows import (
+    Regretted,
+    ShadowDecided,
+    ShadowProjected,
+)
 
 __all__ = [
     "FACTS",
@@ -61,6 +69,7 @@ __all__ = [
     "ExperimentRan",
     "Fact",
     "FeaturesSeen",
+    "Forecast",
     "JobEnded",
     "JobQueued",
     "JobSubmitted",
@@ -72,7 +81,10 @@ __all__ = [
     "Predicted",
     "ProgressReported",
     "ProtectionSet",
+    "Regretted",
     "Sampled",
     "SavedWork",
+    "ShadowDecided",
+    "ShadowProjected",
     "Swapped",
 ]

@@ -87,6 +87,8 @@ class BlockFollower:
         self.is_leading: Callable[[], bool] = lambda: True  # whether this worker acts for the pool
         self.policy_error = ""  # why the scheduler block is not applied
         self.policy_saved: datetime | None = None  # when the content was saved that these concern
+        self.shadows: dict[str, dict[str, Any]] = {}  # the options of the policies that plan beside
+        self.shadows_error = ""  # why the block names none
         self.cluster_error = ""  # why the cluster block is not applied
         self.unknown_drained = ""  # which nodes it drains that there are not
         self.network_error = ""  # why its network table is not applied
@@ -95,6 +97,11 @@ class BlockFollower:
     def policy_options(self) -> dict[str, Any]:
         """All options of the active policy, also those that the block leaves out."""
         return self._active.options.model_dump(mode="json") if self._active else {}
+
+    @property
+    def network(self) -> str:
+        """The network table in force."""
+        return self._network
 
     @property
     def missing_devices(self) -> str:
@@ -149,7 +156,10 @@ class BlockFollower:
         retry_failed = choice != self._last_choice and bool(failed)
         if retry_failed or not choice.is_same_policy(self._last_choice):
             await self._swap(choice, retry_failed)
-        self.policy_saved = choice.saved
+        self.shadows, self.shadows_error = choice.shadows, choice.shadows_error
+        if self.policy_saved != choice.saved:
+            self.policy_saved = choice.saved
+            self._dispatcher.wake()  # with the next plan, the shadows are told
 
     async def _swap(self, choice: PolicyChoice, retry_failed: bool) -> None:
         before = self._active.name if self._active else ""

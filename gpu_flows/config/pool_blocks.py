@@ -8,7 +8,7 @@ present configuration and show the reason.
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, TypeVar
 
@@ -24,7 +24,7 @@ from gpu_flows.common.forms import Form
 from gpu_flows.common.suggestions import did_you_mean
 from gpu_flows.common.validation import explain
 from gpu_flows.schedulers.policy import PolicyError
-from gpu_flows.schedulers.policy_choice import read_choice
+from gpu_flows.schedulers.policy_choice import read_choice, read_shadows
 from gpu_flows.schedulers.prediction.options import PredictionOptions
 from gpu_flows.schedulers.protection import Protection
 
@@ -54,7 +54,7 @@ class BlockNames:
 @dataclass(frozen=True, slots=True)
 class PolicyChoice:
     """The content of a scheduler block, valid or not: the policy, its options, the protection of jobs, what
-    is predicted of them, and when the block was saved."""
+    is predicted of them, the shadows, and when the block was saved."""
 
     name: str
     options: dict[str, Any]
@@ -62,6 +62,8 @@ class PolicyChoice:
     error: str = ""  # why the block names no policy
     protection: Protection | None = field(default_factory=Protection)  # None: invalid
     prediction: PredictionOptions | None = field(default_factory=PredictionOptions)  # None: invalid
+    shadows: dict[str, dict[str, Any]] = field(default_factory=dict)  # the options of each, by name
+    shadows_error: str = ""  # why the block names none
 
     def check(self) -> None:
         """Raise PolicyError if the block names no policy."""
@@ -72,10 +74,7 @@ class PolicyChoice:
         """Whether the other choice has the same policy and options."""
         if other is None:
             return False
-        return (
-            replace(self, saved=other.saved, protection=other.protection, prediction=other.prediction)
-            == other
-        )
+        return (self.name, self.options, self.error) == (other.name, other.options, other.error)
 
 
 async def read_policy(client: PrefectClient, block: str) -> PolicyChoice:
@@ -86,6 +85,7 @@ async def read_policy(client: PrefectClient, block: str) -> PolicyChoice:
     others = (
         _read_section(document.data.get("protection"), Protection),
         _read_section(document.data.get("prediction"), PredictionOptions),
+        *_read_shadows(document.data, block),
     )
     try:
         name, options = read_choice(document.data)
@@ -100,6 +100,14 @@ def _read_section(saved: Any, kind: type[F]) -> F | None:
         return kind() if saved is None else kind.model_validate(saved)
     except ValidationError:
         return None
+
+
+def _read_shadows(saved: dict[str, Any], block: str) -> tuple[dict[str, dict[str, Any]], str]:
+    """Return the shadows, or the reason why the block names none."""
+    try:
+        return read_shadows(saved), ""
+    except ValueError as error:
+        return {}, f"GPU Scheduler block {block!r} {error}. Choose them in its form, and save it."
 
 
 async def read_cluster(client: PrefectClient, block: str) -> GpuCluster:

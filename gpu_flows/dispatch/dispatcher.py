@@ -26,6 +26,7 @@ from gpu_flows.dispatch.memory_watch import MemoryWatch
 from gpu_flows.dispatch.planning_mark import PlanningMark
 from gpu_flows.dispatch.policy_process import RemotePolicy, open_policy
 from gpu_flows.dispatch.preemption import describe_preemption, describe_suspension
+from gpu_flows.dispatch.spectator import Spectator
 from gpu_flows.runtimes.base import Attempt, Found, Launch, Runtime
 from gpu_flows.schedulers.engine import Engine
 from gpu_flows.schedulers.model import Action, Job, Preempt, Progress, Reason, Refuse, Running, Start
@@ -49,10 +50,11 @@ class Dispatcher:
         lease: Lease | None = None,
         take_peaks: Callable[[Launch], dict[str, float]] = lambda launch: {},
         on_attempt_end: Callable[[EndedAttempt], None] = lambda ended: None,
+        spectator: Spectator | None = None,
     ) -> None:
         self.pool, self.engine, self.runtime = pool, engine, runtime
         self.changed = asyncio.Event()  # set after every plan: jobs were started or devices released
-        self._lease = lease or Unlimited()
+        self._lease, self.spectator = lease or Unlimited(), spectator or Spectator()
         self._is_ready = False  # the attempts of earlier workers are known
         self._closing = False
         self._on_adopted = on_adopted
@@ -272,10 +274,12 @@ class Dispatcher:
         if not self.active:
             return
         planned, error_before = self._clock(), self.engine.policy_error
+        self.spectator.before_plan(planned)
         waiting, began = self.engine.waiting_count, time.perf_counter()
         with self._mark:
             actions = self.engine.tick(planned)
         took_us = (time.perf_counter() - began) * 1e6
+        self.spectator.after_plan(self.engine.active_policy.name, actions, planned, took_us)
         error = self.engine.policy_error if self.engine.policy_error != error_before else ""
         if error:
             self._log.error("Policy %r failed; FIFO replaces it: %s", self.engine.policy.name, error)

@@ -9,35 +9,23 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import pickle
-import resource
-import select
-import socket
-import struct
 import sys
-import threading
-from typing import Any
 
+from gpu_flows.dispatch.child_process import Connection
 from gpu_flows.schedulers.engine import Engine
 from gpu_flows.schedulers.mirror import Changes, apply
 from gpu_flows.schedulers.policy import Policy, PolicyError, make_policy
 
-MOST_MEMORY = 1024**3  # bytes; beyond it an allocation raises MemoryError
 ORDER_SHOWN = 300  # jobs of which the worker learns their place in the policy's order
-HEADER = struct.Struct("!Q")  # the length of a message to the child
 
 
 def main() -> None:
-    connection = socket.socket(fileno=int(sys.argv[1]))
+    connection = Connection(int(sys.argv[1]))
     name, options = sys.argv[2], json.loads(sys.argv[3])
-    with contextlib.suppress(ValueError, OSError):
-        resource.setrlimit(resource.RLIMIT_DATA, (MOST_MEMORY, MOST_MEMORY))
-    threading.Thread(target=_exit_with_worker, args=(connection,), daemon=True).start()
     try:
         policy = make_policy(name, options)
     except PolicyError as error:
-        _answer(connection, {"refused": str(error)})
+        connection.answer({"refused": str(error)})
         return
     about = {
         "preempts": policy.preempts,
@@ -46,15 +34,15 @@ def main() -> None:
         "shares_devices": bool(policy.shares_devices),
         "options": policy.options.model_dump(mode="json"),
     }
-    _answer(connection, about)
+    connection.answer(about)
     _serve(connection, policy)
 
 
-def _serve(connection: socket.socket, policy: Policy) -> None:
+def _serve(connection: Connection, policy: Policy) -> None:
     engine = Engine((), policy, can_preempt=True)
-    with connection.makefile("rb") as requests:
-        while header := requests.read(HEADER.size):
-            changes: Changes = pickle.loads(requests.read(HEADER.unpack(header)[0]))
+    with contextlib.suppress(EOFError):
+        while True:
+            changes: Changes = connection.receive()
             apply(changes, engine)
             plan = engine.make_plan(changes.now)
             answer = {
@@ -65,19 +53,7 @@ def _serve(connection: socket.socket, policy: Policy) -> None:
                 "offers": [(offer.job.id, *offer[1:]) for offer in plan.offers],
                 "order": [job.id for job in engine.first_waiting(ORDER_SHOWN)],
             }
-            _answer(connection, answer)
-
-
-def _answer(connection: socket.socket, answer: dict[str, Any]) -> None:
-    connection.sendall(json.dumps(answer).encode() + b"\n")
-
-
-def _exit_with_worker(connection: socket.socket) -> None:
-    """End this process when the worker is gone, even while the policy plans."""
-    poll = select.poll()
-    poll.register(connection, select.POLLRDHUP)
-    poll.poll()
-    os._exit(0)
+            connection.answer(answer)
 
 
 if __name__ == "__main__":

@@ -12,22 +12,15 @@ meanwhile so that the answer does not fit any more, it is dropped and the proces
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
-import os
-import pickle
-import select
-import signal
-import socket
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from typing import Any, ClassVar
 
 from pydantic import ConfigDict
 
-from gpu_flows.dispatch.policy_child import HEADER, ORDER_SHOWN
+from gpu_flows.dispatch.child_process import ChildProcess
+from gpu_flows.dispatch.policy_child import ORDER_SHOWN
 from gpu_flows.schedulers.mirror import Changes, Original
 from gpu_flows.schedulers.model import Job, Offer, Progress, Tier
 from gpu_flows.schedulers.plan_draft import InvalidMove
@@ -44,21 +37,19 @@ from gpu_flows.schedulers.policy import (
 START_WITHIN_S = 30.0
 PLAN_WITHIN_S = 5.0
 WAIT_S = 0.05  # for which the event loop waits for an answer
-SEND_WITHIN_S = 1.0
 MOST_DROPPED = 10
-LONGEST_ANSWER = 64_000_000  # bytes
-# Numeric libraries would start a thread for each processor, which a policy needs least of all.
-ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 
 
-async def open_policy(name: str, options: dict[str, Any], plan_again: Callable[[], None]) -> Policy:
+async def open_policy(
+    name: str, options: dict[str, Any], plan_again: Callable[[], None], within_s: float = START_WITHIN_S
+) -> Policy:
     """Return the policy of that name: a built-in one itself, any other in a process of its own. Raises
     PolicyError. `plan_again` is called when the process has answered late."""
     if is_built_in(name):
         return make_policy(name, options)
     process = PolicyProcess(name, options)
     try:
-        about = await asyncio.to_thread(process.receive, START_WITHIN_S)
+        about = await asyncio.to_thread(process.receive, within_s)
     except PolicyFailed as error:
         process.close()
         raise PolicyError(f"Policy {name!r} cannot be started: {error}") from None
@@ -68,68 +59,18 @@ async def open_policy(name: str, options: dict[str, Any], plan_again: Callable[[
     if about is None or "refused" in about:
         process.close()
         raise PolicyError(
-            about["refused"] if about else f"Policy {name!r} takes over {START_WITHIN_S:g} s to load."
+            about["refused"] if about else f"Policy {name!r} takes over {within_s:g} s to load."
         )
     return RemotePolicy.of(name, about, process, plan_again)
 
 
-class PolicyProcess:
-    """The process of one policy, and the connection to it."""
+class PolicyProcess(ChildProcess):
+    """The process of one policy."""
+
+    failure = PolicyFailed
 
     def __init__(self, name: str, options: dict[str, Any]) -> None:
-        self._connection, theirs = socket.socketpair()
-        self._received = b""
-        with theirs:
-            arguments = (str(theirs.fileno()), name, json.dumps(options))
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "gpu_flows.dispatch.policy_child", *arguments],
-                stdin=subprocess.DEVNULL,
-                stdout=sys.stderr.fileno() if _has_file(sys.stderr) else subprocess.DEVNULL,
-                env={**os.environ, **ONE_THREAD},
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,  # Ctrl-C in the worker's terminal is not meant for it
-            )
-        self._connection.settimeout(SEND_WITHIN_S)
-
-    def fileno(self) -> int:
-        return self._connection.fileno()
-
-    def send(self, message: object) -> None:
-        pickled = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
-        try:
-            self._connection.sendall(HEADER.pack(len(pickled)) + pickled)
-        except OSError:
-            raise PolicyFailed(self._describe_end() or "its process accepts no data") from None
-
-    def receive(self, wait_s: float) -> dict[str, Any] | None:
-        """Return the next answer, or None if there is none within this time."""
-        poll, until = select.poll(), time.monotonic() + wait_s
-        poll.register(self._connection, select.POLLIN)
-        while b"\n" not in self._received:
-            if not poll.poll(max(0.0, until - time.monotonic()) * 1000):
-                return None
-            received = self._connection.recv(1_000_000)
-            self._received += received
-            if not received or len(self._received) > LONGEST_ANSWER:
-                raise PolicyFailed(self._describe_end() or "its process sent no valid answer")
-        line, _, self._received = self._received.partition(b"\n")
-        answer: dict[str, Any] = json.loads(line)
-        return answer
-
-    def _describe_end(self) -> str:
-        try:
-            code = self._process.wait(0.5)
-        except subprocess.TimeoutExpired:
-            return ""
-        if code < 0:
-            return f"its process was killed by {signal.Signals(-code).name}"
-        return f"its process ended with exit code {code}"
-
-    def close(self) -> None:
-        self._connection.close()
-        self._process.kill()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(1.0)
+        super().__init__("gpu_flows.dispatch.policy_child", name, json.dumps(options))
 
 
 class RemoteOptions(Options):
@@ -297,10 +238,3 @@ def _running_loop() -> asyncio.AbstractEventLoop | None:
         return asyncio.get_running_loop()
     except RuntimeError:
         return None
-
-
-def _has_file(stream: Any) -> bool:
-    try:
-        return bool(stream.fileno() >= 0)
-    except (AttributeError, OSError, ValueError):
-        return False

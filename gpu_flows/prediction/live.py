@@ -130,8 +130,8 @@ class LivePrediction:
         if is_pending:
             return Completed(job, True)
         before = self._needs.get(job.id) or Needs(features)
-        memory = _keep(before.memory, memory)
-        needs = Needs(features, memory, _keep(before.time, self._predict_time(job, features, gpu)))
+        memory = keep_estimate(before.memory, memory)
+        needs = Needs(features, memory, keep_estimate(before.time, self._predict_time(job, features, gpu)))
         completed = self._apply(job, needs)
         self._remember(completed, needs, gpu)
         return Completed(completed)
@@ -250,18 +250,34 @@ class LivePrediction:
 
     def describe(self, job: Job) -> dict[str, dict[str, Any] | None]:
         """Return what is known of the memory and the time of a job, and how, for those who show it."""
-        needs = self._needs.get(job.id)
-        memory, seconds = (needs.memory, needs.time) if needs else (None, None)
-        if job.memory_mb and not memory:  # an earlier worker completed it
-            memory = Estimate(job.memory_mb, job.memory_mb, _how(job, MEMORY))
-        if job.expected_s and not seconds:
-            # Nothing was known before it ran, so what is known now was told by its output.
-            how = PROGRESS if needs else _how(job, TIME)
-            seconds = Estimate(job.expected_s, job.expected_s, how)
+        memory, seconds = self.memory(job), self.duration(job)
         return {
             "memory": {**asdict(memory), "unit": "MiB"} if memory else None,
             "time": {**asdict(seconds), "unit": "s"} if seconds else None,
         }
+
+    def memory(self, job: Job) -> Estimate | None:
+        """Return what is known of the memory of a job on each device."""
+        needs = self._needs.get(job.id)
+        if needs and needs.memory:
+            return needs.memory
+        # an earlier worker completed it
+        return Estimate(job.memory_mb, job.memory_mb, _how(job, MEMORY)) if job.memory_mb else None
+
+    def duration(self, job: Job) -> Estimate | None:
+        """Return what is known of the time of a job on its devices, in all."""
+        needs = self._needs.get(job.id)
+        if needs and needs.time:
+            return needs.time
+        if not job.expected_s:
+            return None
+        # Nothing was known before it ran, so what is known now was told by its output.
+        return Estimate(job.expected_s, job.expected_s, PROGRESS if needs else _how(job, TIME))
+
+    def typical_duration(self) -> Estimate | None:
+        """Return the time of a job of which nothing is known."""
+        is_on = self.options.enabled and self.durations
+        return self.durations.estimate(JobFeatures(), "", 1) if is_on and self.durations else None
 
     # -- learn --------------------------------------------------------------------------------
 
@@ -342,7 +358,7 @@ class _LargestDevices:
             self._sizes = {state.device.memory_mb for state in self._cluster.devices.values()}
 
 
-def _keep(before: Estimate | None, after: Estimate | None) -> Estimate | None:
+def keep_estimate(before: Estimate | None, after: Estimate | None) -> Estimate | None:
     """Return the earlier estimate of a waiting job unless the new one is noticeably different: predictors
     learn all the time, and the queue need not follow every small change."""
     if before is None or after is None or before.how != after.how:

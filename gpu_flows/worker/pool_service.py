@@ -34,6 +34,7 @@ from gpu_flows.devices.claims import claims_of
 from gpu_flows.devices.memory_peaks import MemoryPeaks
 from gpu_flows.dispatch.dispatcher import Dispatcher
 from gpu_flows.dispatch.job_store import JobStore
+from gpu_flows.forecasting.shadow_record import ShadowRecord
 from gpu_flows.prefect_api.claims import place_of
 from gpu_flows.prefect_api.due_jobs import DueJobs
 from gpu_flows.prefect_api.launch_builder import LaunchBuilder
@@ -56,6 +57,7 @@ from gpu_flows.schedulers.protection import Protection
 from gpu_flows.worker.background_tasks import BackgroundTasks
 from gpu_flows.worker.events import subscribe
 from gpu_flows.worker.folder_lock import FolderLock
+from gpu_flows.worker.forecast_setup import Basis, open_forecaster
 from gpu_flows.worker.housekeeping import after_changes, keep_tidy
 from gpu_flows.worker.leadership import RETRY, Leadership
 from gpu_flows.worker.lease import PoolLease
@@ -107,6 +109,17 @@ class PoolService:
             lambda job_ids: self._queue_sync.on_predicted(job_ids),
             log,
         )
+        self._forecasts = Basis(
+            pool.name,
+            self.engine,
+            self.prediction,
+            lambda job_id: self._progress.describe(job_id),
+            lambda: self._blocks,
+            self._find_database,
+            log,
+        )
+        self.shadows = ShadowRecord(pool.name, self._record, log)
+        self.forecaster = open_forecaster(self._forecasts, self.folder, self._record, self.shadows)
         self.dispatcher = Dispatcher(
             pool.name,
             self.engine,
@@ -121,6 +134,7 @@ class PoolService:
             lease=self._lease,
             take_peaks=self._memory_peaks.take,
             on_attempt_end=lambda ended: learn_end(self.prediction, ended),
+            spectator=self.forecaster,
         )
         self._leadership = Leadership(
             self._lease, self.dispatcher, lambda: self._take_over(), self._begin, self._tasks, log
@@ -243,6 +257,8 @@ class PoolService:
             "Loading predictors",
             lambda: keep_predictors(self.prediction, self.engine.set_slowdown, self._find_database, log),
         )
+        keep("Forecasting", self.forecaster.keep_forecasting)
+        keep("Reading the past for forecasts", self._forecasts.keep_reading)
         keep("Sending logs", self._worker_log.keep_sending)
         keep("Following the progress of jobs", self._progress.keep_watching)
         keep("Writing the status", self._keep_publishing)
@@ -370,6 +386,8 @@ class PoolService:
                 trouble,
                 self.prediction.describe,
                 self._progress.describe,
+                self.forecaster.describe,
+                self.shadows.describe,
             )
         else:
             status = Status(self.pool.name, name, time.time(), {}, [], [], [], leads=False)

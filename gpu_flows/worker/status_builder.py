@@ -27,15 +27,19 @@ def build_status(
     recorder_trouble: str,
     describe_needs: Callable[[Job], dict[str, Any]] = lambda job: {},
     describe_progress: Callable[[str], dict[str, Any] | None] = lambda job_id: None,
+    describe_forecast: Callable[[str], dict[str, Any]] = lambda job_id: {},
+    describe_shadow: Callable[[str], dict[str, Any]] = lambda name: {},
 ) -> Status:
     """Return what the pool's worker knows now. `describe_needs` tells how much memory and time a job needs,
-    and whether that was stated or predicted; `describe_progress` tells how far a running job is."""
+    and whether that was stated or predicted; `describe_progress` tells how far a running job is, and
+    `describe_forecast` when a job starts and ends; `describe_shadow` tells whether a shadow plans."""
     engine, now = dispatcher.engine, time.time()
     running = [
         {
             **_describe_running(job, preemption, dispatcher, now),
             **describe_needs(job.job),
             "progress": describe_progress(job.job.id),
+            **describe_forecast(job.job.id),
         }
         for job, preemption in dispatcher.occupants()
     ]
@@ -55,10 +59,12 @@ def build_status(
             "serving": engine.active_policy.name,
             "error": engine.policy_error or blocks.policy_error,
             "remark": engine.active_policy.remark,
+            "shadows": [describe_shadow(name) for name in blocks.shadows],
+            "shadows_error": blocks.shadows_error,
             "saved": blocks.policy_saved.isoformat() if blocks.policy_saved else None,
         },
         waiting=[
-            _describe_waiting(job, reason, dispatcher, now) | describe_needs(job)
+            _describe_waiting(job, reason, dispatcher, now) | describe_needs(job) | describe_forecast(job.id)
             for job, reason in waiting.reasons(MOST_LISTED)
         ],
         running=running,

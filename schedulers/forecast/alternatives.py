@@ -16,6 +16,7 @@ from gpu_flows.schedulers.policy import make_policy
 from gpu_flows.schedulers.prediction.estimate import Estimate
 from gpu_flows.schedulers.simulation.simulator import Run
 
+NOTICEABLE, NOTICEABLE_S = 0.05, 1.0  # a gain, as a part of the wait that remains, and at least
 POLICIES = ("fifo", "sjf", "srtf", "fair_share")  # that are tried in place of the pool's own
 
 
@@ -69,16 +70,17 @@ def find_alternatives(
     policies: Sequence[str] = POLICIES,
     is_late: Callable[[], bool] = lambda: False,
 ) -> list[Alternative]:
-    """Return the changes with which the job would start before `start`, the earliest first. When `is_late`,
-    those tried so far are returned. Raises UnknownDurations and PolicyError."""
+    """Return the changes with which the job would start noticeably before `start`, the earliest first. When
+    `is_late`, those tried so far are returned. Raises UnknownDurations and PolicyError."""
     found = []
+    before = None if start is None else start - max(NOTICEABLE_S, NOTICEABLE * (start - state.now))
     for kind, value, label, changed in _changes(state, job_id, policies):
         if is_late():
             break
         run = begin(changed, medians(changed))
-        run_until(run, lambda run: _has_started(run, job_id))
+        run_until(run, lambda run: _has_started(run, job_id) or is_late())
         started = run.result(job_id).started
-        if started is not None and (start is None or started < start):
+        if started is not None and (before is None or started <= before):
             found.append(Alternative(kind, value, label, started))
     return sorted(found, key=lambda each: each.start)
 

@@ -35,10 +35,15 @@ class Eta:
 
 
 def forecast(
-    state: PoolState, draws: int = DRAWS, seed: int = 0, is_late: Callable[[], bool] = lambda: False
+    state: PoolState,
+    draws: int = DRAWS,
+    seed: int = 0,
+    is_late: Callable[[], bool] = lambda: False,
+    is_hopeless: Callable[[], bool] = lambda: False,
 ) -> dict[str, Eta]:
     """Return when each job will start and end; jobs that may never end are left out. When `is_late`, the
-    simulations made so far have to do; at least one is made. Raises UnknownDurations and PolicyError."""
+    simulations made so far have to do; at least one is made, unless that `is_hopeless`: then jobs that have
+    not ended in it by now are left out. Raises UnknownDurations and PolicyError."""
     jobs, changes = state.jobs(), state.changes()
     ran_s = {held.job.id: held.before.work_s + changes.now - held.since for held in changes.running}
     ran_s |= {job.id: progress.work_s for job, progress in changes.waiting}
@@ -51,7 +56,9 @@ def forecast(
         if draw and is_late():
             break
         run = begin(state, {job_id: durations[draw] for job_id, durations in samples.items()})
-        run_until(run, lambda _: False)
+        run_until(run, lambda _: is_hopeless())
+        if draw and is_hopeless():
+            break  # it is not complete, and those before it are
         for job_id, found in outcomes.items():
             found.append(run.result(job_id))
     etas = {job_id: _summarize(found) for job_id, found in outcomes.items()}

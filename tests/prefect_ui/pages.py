@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -113,9 +113,21 @@ class Ui(ABC):
     suspend: str  # what the UI calls it
     mark_of_a_mistake: str  # what a form shows in a field whose value it refuses
 
-    @abstractmethod
     def choose(self, *labels: str, option: str) -> None:
         """Choose an option of a menu."""
+        self.open_menu(*labels)
+        self.page.get_by_role("option", name=option, exact=True).click()
+
+    def toggle(self, *labels: str, options: Iterable[str]) -> None:
+        """Choose options of a menu that takes several, and drop those that were chosen."""
+        self.open_menu(*labels)
+        for option in options:  # of the last menu: an earlier one may still be closing
+            self.page.get_by_role("option", name=option, exact=True).last.click()
+        self.page.keyboard.press("Escape")
+
+    @abstractmethod
+    def open_menu(self, *labels: str) -> None:
+        """Show the options of a menu."""
 
     @abstractmethod
     def chosen(self, *labels: str) -> str:
@@ -138,10 +150,9 @@ class V1(Ui):
         self.button(action).click()
         self.page.get_by_role("dialog").get_by_role("button", name=CONFIRM).last.click()
 
-    def choose(self, *labels: str, option: str) -> None:
+    def open_menu(self, *labels: str) -> None:
         # A click on the text opens the menu and closes it again; a click on the arrow only opens it.
         self.field(*labels).locator(".p-select-button__icon").click()
-        self.page.get_by_role("option", name=option, exact=True).click()
 
     def chosen(self, *labels: str) -> str:
         return self.field(*labels).locator(".p-select-button__value").first.inner_text()
@@ -170,9 +181,8 @@ class V2(Ui):
         dialog = self.page.locator("[role=dialog], [role=alertdialog]")
         dialog.get_by_role("button", name=CONFIRM).last.click()
 
-    def choose(self, *labels: str, option: str) -> None:
+    def open_menu(self, *labels: str) -> None:
         self.field(*labels).locator("fieldset button").first.click()
-        self.page.get_by_role("option", name=option, exact=True).click()
 
     def chosen(self, *labels: str) -> str:
         return self.field(*labels).locator("fieldset button").first.inner_text()
