@@ -6,7 +6,8 @@
 
 `write` only appends to a queue; a thread of the recorder does the rest. A kill loses at most one second
 of samples, and facts about jobs only if it comes before the thread wakes or `flush` returns. If a step
-fails, facts wait in the place before it, and `trouble` says why.
+fails, facts wait in the place before it, and `trouble` says why. The thread also rolls up old samples and
+deletes those that are not kept (sample_minutes).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from threading import Event, Lock, Thread
 
@@ -27,6 +29,7 @@ from gpu_flows.analytics.warehouse import Warehouse, WarehouseError
 logger = logging.getLogger(__name__)
 
 FLUSH_EVERY_S = 1.0
+AGE_EVERY_S = 60.0  # looks for samples that are old enough to be rolled up or deleted
 FACTS_PER_WRITE = 1_000  # small, so that repeated attempts to write to a full disk stay cheap
 WAIT_FOR_READER_S = 1.0  # a query that takes longer counts as trouble
 MOST_IN_MEMORY = 200_000  # facts while the spool cannot be written, about 60 MB
@@ -35,8 +38,11 @@ MOST_IN_MEMORY = 200_000  # facts while the spool cannot be written, about 60 MB
 class Recorder:
     """Records facts; one per process. Any thread may call any method, and none of them raises."""
 
-    def __init__(self, database: Path, spool: Path, drain_every: float = 2.0) -> None:
+    def __init__(
+        self, database: Path, spool: Path, drain_every: float = 2.0, keep_samples: timedelta | None = None
+    ) -> None:
         self.database = database
+        self._keep_samples = keep_samples  # None: for ever
         self._spool = Spool(spool)
         self._warehouse = Warehouse(database)
         self._drain_every = drain_every
@@ -101,6 +107,16 @@ class Recorder:
             self._report("warehouse", "")
             return flushed
 
+    def age_samples(self, now: datetime) -> bool:
+        """Roll up old samples, or delete some that are not kept any longer. Returns whether there may be more
+        to do."""
+        with self._draining:
+            try:
+                return self._warehouse.age_samples(now, self._keep_samples)
+            except WarehouseError as error:  # most often a reader; it is tried again
+                logger.debug("Samples are not rolled up now: %s", error.problem)
+                return False
+
     def close(self) -> None:
         """Stop the thread and load what is left. If that fails, it stays in the spool for the next start."""
         self._stopping.set()
@@ -117,10 +133,15 @@ class Recorder:
         self._warehouse.close()
 
     def _run(self) -> None:
-        next_drain = 0.0
+        next_drain = next_aging = 0.0
         while not self._stopping.is_set():
             if time.monotonic() >= next_drain:
-                self.drain()
+                if (
+                    self.drain()
+                    and time.monotonic() >= next_aging
+                    and not self.age_samples(datetime.now(UTC))
+                ):
+                    next_aging = time.monotonic() + AGE_EVERY_S
                 next_drain = time.monotonic() + self._drain_every
             else:
                 self.flush()

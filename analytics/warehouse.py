@@ -14,12 +14,13 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
 
 import duckdb
 
-from gpu_flows.analytics import migrations
+from gpu_flows.analytics import migrations, sample_minutes
 from gpu_flows.analytics.fact_spool import UNREADABLE
 from gpu_flows.analytics.insert_statements import INCOMING, insert_statements
 from gpu_flows.common.retry import Backoff, retry_blocking
@@ -69,6 +70,17 @@ class Warehouse:
         except OSError as error:
             raise self._cannot_write(error) from error
 
+    def age_samples(self, now: datetime, keep: timedelta | None, patience_s: float = 0.0) -> bool:
+        """Roll up samples, or delete some that are older than `keep`; None keeps all. One short transaction,
+        so it returns whether it did something: there may be more to do. Raises WarehouseError."""
+        try:
+            with self._opened(patience_s) as warehouse:
+                if sample_minutes.roll_up(warehouse, now):
+                    return True
+                return keep is not None and sample_minutes.delete_old_samples(warehouse, now - keep)
+        except (duckdb.Error, OSError) as error:
+            raise self._cannot_write(error) from error
+
     @property
     def is_prepared(self) -> bool:
         """Whether this process has brought the schema and the views up to date."""
@@ -94,6 +106,7 @@ class Warehouse:
             warehouse.execute("begin")
             for table in tables - {None}:
                 warehouse.execute(self._inserts[table])
+            sample_minutes.note_late_facts(warehouse)
             warehouse.execute(_ADD_DRAINED, [[path.name for path in new]])
             warehouse.execute(_DELETE_DRAINED, [self._removed])
             warehouse.execute("commit")

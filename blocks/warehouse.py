@@ -34,3 +34,7 @@ class Warehouse(PoolForm, Block):
 
     sample_seconds: float = Field(default=1.0, ge=0.1, le=3600, title="Sampling period (seconds)")
     """How often each device is read and the reading recorded."""
+
+    keep_samples_days: float = Field(default=7.0, ge=0, title="Keep samples (days)")
+    """How long single readings of devices are kept; 0 keeps them for ever. Their minutes are always kept, and
+    answer every question about older times. A change takes effect when the worker starts again."""

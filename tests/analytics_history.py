@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from datetime import UTC, datetime, timedelta
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -32,15 +33,25 @@ class History:
 
     def __init__(self, folder: Path) -> None:
         self._database = copy_empty_warehouse(folder)
-        self._recorder = Recorder(self._database, folder / "spool")
+        self._recorder = Recorder(self._database, folder / "spool", keep_samples=timedelta(hours=3))
 
     def record(self, *facts: Fact) -> None:
         self._recorder.write(*facts)
 
-    def query(self, sql: str) -> list[tuple[Any, ...]]:
+    def age_samples(self, now: float) -> None:
+        """Roll up and delete samples, as a worker would have done until now."""
         assert self._recorder.drain(), self._recorder.trouble
-        with duckdb.connect(str(self._database), read_only=True) as connection:
+        while self._recorder.age_samples(datetime.fromtimestamp(T + now, UTC)):
+            pass
+
+    def query(self, sql: str) -> list[tuple[Any, ...]]:
+        with self.connect() as connection:
             return connection.execute(sql).fetchall()
+
+    def connect(self) -> duckdb.DuckDBPyConnection:
+        """Open the warehouse for reading, with everything in it that was recorded."""
+        assert self._recorder.drain(), self._recorder.trouble
+        return duckdb.connect(str(self._database), read_only=True)
 
     def job(self, job_id: str, submitted: float, *, pool: str = "pool", experiment: str = "") -> None:
         self.record(

@@ -51,9 +51,10 @@ def make_old_file(store: Store, version: int, *statements: str) -> None:
     with duckdb.connect(str(store.database)) as connection:
         for (view,) in connection.execute("select name from installed_views").fetchall():
             connection.execute(f'drop view if exists "{view}"')
-        for fact in FACTS:
-            connection.execute(f"drop table {fact.table}")
         connection.execute("delete from migrations; delete from installed_views")
+        for (table,) in connection.execute("select table_name from duckdb_tables()").fetchall():
+            if table not in ("migrations", "installed_views", "drained"):
+                connection.execute(f"drop table {table}")
         for migration in REAL_MIGRATIONS[:version]:
             connection.execute(migration.sql)
             row = [migration.version, migration.name]

@@ -6,8 +6,8 @@ with readings as (
         device_id,
         since,
         until,
-        power_w * seconds(since, until) / 3600 as wh,
-        sum(power_w * seconds(since, until) / 3600) over (partition by device_id order by since, until) as sum_wh
+        power_w * measured_s / 3600 as wh,
+        sum(power_w * measured_s / 3600) over (partition by device_id order by since, until) as sum_wh
     from device_readings
     where power_w is not null
 ),

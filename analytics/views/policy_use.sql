@@ -11,7 +11,17 @@ with shares as (
     from policy_spans as spans join device_busy as busy
         on busy.pool = spans.pool and busy.since < spans.until and spans.since < busy.until
     union all
-    select spans.*, null, null, utilization, shared_seconds(spans.since, spans.until, reading.since, reading.until)
+    select
+        spans.*,
+        null,
+        null,
+        utilization,
+        -- a piece of a minute may be interrupted, so it counts with the same share of its measured time
+        measured_s * coalesce(
+            shared_seconds(spans.since, spans.until, reading.since, reading.until)
+                / nullif(seconds(reading.since, reading.until), 0),
+            0
+        )
     from policy_spans as spans join (from device_readings join devices using (device_id)) as reading
         on reading.pool = spans.pool and reading.since < spans.until and spans.since < reading.until
 )

@@ -23,7 +23,6 @@ from (
     union all
     select pool, device_events.time from device_events join device_home using (device_id)
     union all
-    select pool, latest from (select device_id, max(time) as latest from samples group by device_id)
-    join device_home using (device_id)
+    select pool, last_samples.time from last_samples join device_home using (device_id)
 )
 group by pool;

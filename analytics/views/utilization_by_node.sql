@@ -4,8 +4,8 @@ select
     pool,
     node,
     count(distinct device_id) as devices,
-    sum(seconds(since, until)) as measured_s,
-    mean_over_time(utilization, seconds(since, until)) as utilization_percent
+    sum(measured_s) as measured_s,
+    mean_over_time(utilization, measured_s) as utilization_percent
 from device_readings
 left join device_home using (device_id)
 group by pool, node;

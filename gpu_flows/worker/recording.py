@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from datetime import timedelta
 from pathlib import Path
 
 from prefect.client.orchestration import PrefectClient
@@ -25,7 +26,8 @@ async def find_warehouse(client: PrefectClient, block: str, log: logging.Logger)
 
 async def open_recorder(warehouse: Warehouse, spool: Path) -> Recorder:
     database = Path(warehouse.path).expanduser() if warehouse.path else default_warehouse()
-    recorder = Recorder(database, spool)
+    keep = timedelta(days=warehouse.keep_samples_days) if warehouse.keep_samples_days else None
+    recorder = Recorder(database, spool, keep_samples=keep)
     await asyncio.to_thread(recorder.drain)  # creates the tables before the pool is served
     recorder.start()
     return recorder
