@@ -25,6 +25,10 @@ class Snapshot:
     version: str
 
     @property
+    def policy(self) -> dict[str, Any]:
+        return self.status.policy if self.status else _POLICY
+
+    @property
     def waiting(self) -> list[dict[str, Any]]:
         return self.status.waiting if self.status else []
 

@@ -23,7 +23,10 @@ select attempt, started, ended, coalesce(outcome, 'running') as outcome, run_s, 
     coalesce(detail, '') as detail
 from attempt_history where job_id = $job order by attempt
 """
-_JOB = "select name, user_name, gpus, outcome, detail, ended from job_history where job_id = $job"
+_JOB = """
+select name, user_name, gpus, job_history.outcome, coalesce(job_ends.detail, '') as detail, job_history.ended
+from job_history left join job_ends using (job_id) where job_id = $job
+"""
 
 
 def values(look: Look) -> dict[str, Any] | None:

@@ -72,7 +72,7 @@ def values(look: Look) -> dict[str, Any]:
         question = read_question(look.params)
     except BadQuestion as error:
         mistake = str(error) if asked else ""
-    policy = look.snapshot.status.policy if look.snapshot.status else {}
+    policy = look.snapshot.policy
     known = {name: policy.rule() for name, policy in policies().items()}
     return {
         "known": known,
@@ -86,8 +86,8 @@ def values(look: Look) -> dict[str, Any]:
         "change": describe_change,
         "measures": list_measures,
         "base_row": find_base,
-        "options": sorted(policy.get("options", {}).items()),
-        "shadows": policy.get("shadows", []),
+        "options": sorted(policy["options"].items()),
+        "shadows": policy["shadows"],
         "ranking": _ask_ranking(look),
     }
 
