@@ -51,7 +51,7 @@ def dashboard(
 
 
 def _require_pool(pool: str) -> None:
-    """Raise NotFound if neither this machine nor the server knows the pool. Without a server, it may exist."""
+    """Raise NotFound if neither this machine nor the server knows the pool. A server may be away."""
     if read_last_status(pool):
         return
     try:

@@ -10,7 +10,7 @@
     questions    asks a process of its own: forecasts, replays
     simulating   that process
 
-A page consists of fragments. The browser fetches them again every second, but is told in a few bytes if nothing
-has changed; what changed is put into the page without touching what has the focus. Filters, order, period and the
-open job are part of the address, so a view can be shared.
+A page consists of fragments. The browser fetches them again every second, but is told in a few bytes if
+nothing has changed; what changed is put into the page without touching what has the focus. Filters, order,
+period and the open job are part of the address, so a view can be shared.
 """

@@ -1,8 +1,8 @@
-"""Refuses requests that do not come from a page of this server, and tells the browser what such a page may do.
+"""Refuses requests that do not come from a page of this server, and tells the browser what such a page may.
 
-The server listens on 127.0.0.1, but any web page can send requests there from the user's browser. A page under a
-name that its owner makes point to 127.0.0.1 (DNS rebinding) sends that name as Host; a page elsewhere sends its own
-address as Origin with every POST.
+The server listens on 127.0.0.1, but any web page can send requests there from the browser. A page under
+a name that its owner makes point to 127.0.0.1 (DNS rebinding) sends that name as Host; a page elsewhere sends
+its own address as Origin with every POST.
 """
 
 from __future__ import annotations

@@ -35,6 +35,8 @@ def _environment() -> Environment:
     environment = make_environment(Path(__file__).parent / "templates")
     environment.globals.update(
         duration=format_duration,
+        zip=zip,
+        signed=format_signed,
         clock=format_clock,
         clock_seconds=format_clock_seconds,
         reason_class=classify_reason,
@@ -79,6 +81,11 @@ def classify_reason(code: str) -> str:
 
 def format_number(value: float | None, unit: str = "", digits: int = 0) -> str:
     return "–" if value is None else f"{value:,.{digits}f}{unit}"
+
+
+def format_signed(percent: float | None) -> str:
+    """`−12%`: a change, with its sign."""
+    return "–" if percent is None else f"{percent:+.0f}%".replace("-", "−")
 
 
 @dataclass(frozen=True)

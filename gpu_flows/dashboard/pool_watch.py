@@ -1,4 +1,4 @@
-"""Reads what the worker of a pool writes on this machine, each file only when it has changed."""
+"""Reads the status that the worker of a pool writes on this machine, whenever it has changed."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 
 from gpu_flows.common.quantities import format_duration
 from gpu_flows.config.paths import pool_folder
+from gpu_flows.forecasting.state_file import state_path
 from gpu_flows.worker.status import Status, read_last_status, status_path
 from gpu_flows.worker.status_text import HELD_BACK, LATE_S
 
@@ -22,6 +23,10 @@ class Snapshot:
     pool: str
     status: Status | None
     version: str
+
+    @property
+    def policy(self) -> dict[str, Any]:
+        return self.status.policy if self.status else _POLICY
 
     @property
     def waiting(self) -> list[dict[str, Any]]:
@@ -47,15 +52,15 @@ class Snapshot:
             return f"No worker has served pool {self.pool} on this machine.", f"Start one: {start}"
         if not self.status.leads and time.time() - self.status.at < LATE_S:
             return (
-                f"Worker {self.status.worker} stands by: a worker on another machine serves pool {self.pool}.",
+                f"Worker {self.status.worker} stands by: another machine's worker serves pool {self.pool}.",
                 "Run gpu-flows dashboard on that machine.",
             )
         age = time.time() - self.status.at
         if age < LATE_S:
             return "", ""
         return (
-            f"This is {format_duration(age)} old: worker {self.status.worker} has not reported since, and no job"
-            " starts until a worker does.",
+            f"This is {format_duration(age)} old: worker {self.status.worker} has not reported since, and no"
+            " job starts until a worker does.",
             f"If it has stopped, start it again: {start}",
         )
 
@@ -83,17 +88,16 @@ class PoolWatch:
     @property
     def state_path(self) -> Path:
         """The file with the state of the pool, from which a simulation can continue."""
-        return pool_folder(self.pool) / "state.json"
-
-    def state_changed(self) -> int:
-        """When the state was written, in nanoseconds; 0 if there is none."""
-        return _time_of_change(self.state_path)
+        return state_path(pool_folder(self.pool))
 
 
 # What entries of a status may lack: their worker is of another version, or does not know it.
-_POLICY = {"name": "", "options": {}, "serving": "", "error": "", "remark": "", "saved": None}
+_POLICY: dict[str, Any] = {
+    **{"name": "", "options": {}, "serving": "", "error": "", "remark": "", "saved": None},
+    **{"shadows": [], "shadows_error": ""},
+}
 _JOB = {"name": "", "user": "", "gpus": 0, "priority": 0, "eta": None, "memory": None, "time": None}
-_WAITING = {**_JOB, "reason": "", "why": "", "fix": "", "attempts": 0, "preemptions": 0}
+_WAITING = {**_JOB, "alternatives": [], "reason": "", "why": "", "fix": "", "attempts": 0, "preemptions": 0}
 _RUNNING = {**_JOB, "stopping": "", "progress": None, "ran": None, "attempt": 1, "nodes": (), "policy": ""}
 
 

@@ -1,4 +1,4 @@
-"""Asks a process of its own (`simulating`), which may take its time and be stopped, and never delays the page."""
+"""Asks a process of its own (`simulating`), which may take its time, and never delays the page."""
 
 from __future__ import annotations
 

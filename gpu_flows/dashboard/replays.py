@@ -17,7 +17,7 @@ TIMEOUT_S = 600.0
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """Under which policies, with how many more or fewer devices, over which jobs: those of now or of a period."""
+    """Under which policies, with how many more or fewer devices, and over which jobs: of now or a period."""
 
     policies: tuple[str, ...]
     gpus: int
@@ -49,7 +49,7 @@ class Replays:
         return self._kept.get(question)
 
     def start(self, question: Question, request: dict[str, Any]) -> None:
-        """Begin to answer, unless that has begun. An answer that is there is replaced: things have changed."""
+        """Begin to answer, unless that has begun. An answer that is there is replaced."""
         known = self._kept.pop(question, None)
         if known is None or known.state != "running":
             known = Replay()

@@ -1,7 +1,7 @@
 """The program that answers one question by simulations, in a process of its own.
 
-It reads the question from stdin as JSON, and writes lines of JSON to stdout: ["progress", text], and at the end
-["answer", value] or ["error", text]. It runs at a low priority: the worker of the pool may be on the same machine.
+It reads the question from stdin as JSON, and writes lines of JSON to stdout: ["progress", text], and at the
+end ["answer", value] or ["error", text]. It runs at a low priority, as the pool's worker may be here too.
 """
 
 from __future__ import annotations

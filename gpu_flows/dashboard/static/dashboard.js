@@ -30,11 +30,12 @@ function morph(old, fresh) {
     return;
   }
   if (old.classList.contains("lazy") || (old === document.activeElement && old.nodeName === "SELECT")) return;
+  if (old.classList.contains("new")) fresh.classList.add("new"); // it shines until its animation ends
   for (const { name, value } of fresh.attributes) {
     if (old.getAttribute(name) !== value) old.setAttribute(name, value);
   }
   for (const { name } of [...old.attributes]) {
-    const isKept = name === "open" || name === "value"; // the user's own: unfolded, typed
+    const isKept = name === "open" || name === "value"; // unfolded and typed by the user
     if (!isKept && !fresh.hasAttribute(name)) old.removeAttribute(name);
   }
   morphChildren(old, fresh);
@@ -57,6 +58,7 @@ function morphChildren(old, fresh) {
       else old.insertBefore(found, next);
       morph(found, child);
     } else {
+      child.classList?.toggle("new", child.classList.contains("flash"));
       old.insertBefore(child, next);
     }
   }

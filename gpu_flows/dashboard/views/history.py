@@ -1,4 +1,4 @@
-"""The figures of the report over the last hour, day, week or month; each is fetched when it comes into view."""
+"""The figures of the report over the last hour, day, week or month, each fetched when it comes into view."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def values(look: Look) -> dict[str, Any]:
 
 
 async def find_figure(sources: Sources, key: str, period: str) -> Answer:
-    """Return a figure, drawn or with the reason why it is not. Raises KeyError for names that do not exist."""
+    """Return a figure, drawn or with the reason why it is not. Raises KeyError for unknown names."""
     chart, (_, seconds, keep_s) = _CHARTS[key], PERIODS[period]
     settings = sources.settings
 

@@ -19,10 +19,14 @@ KEEP_S = 15.0
 LONGEST_ID = 64
 
 _ATTEMPTS = """
-select attempt, started, ended, coalesce(outcome, 'running') as outcome, run_s, nodes, coalesce(detail, '') as detail
+select attempt, started, ended, coalesce(outcome, 'running') as outcome, run_s, nodes,
+    coalesce(detail, '') as detail
 from attempt_history where job_id = $job order by attempt
 """
-_JOB = "select name, user_name, gpus, outcome, detail, ended from job_history where job_id = $job"
+_JOB = """
+select name, user_name, gpus, job_history.outcome, coalesce(job_ends.detail, '') as detail, job_history.ended
+from job_history left join job_ends using (job_id) where job_id = $job
+"""
 
 
 def values(look: Look) -> dict[str, Any] | None:
@@ -34,8 +38,8 @@ def values(look: Look) -> dict[str, Any] | None:
     waiting = next((job for job in snapshot.waiting if job["id"] == job_id), None)
     running = next((job for job in snapshot.running if job["id"] == job_id), None)
     job = waiting or running
-    ran_before = bool(job) and (job.get("attempts") or job.get("attempt", 0)) > bool(running)
-    found: dict[str, Any] = {
+    ran_before = _count_earlier(waiting, running)
+    return {
         "job_id": job_id,
         "job": job,
         "is_waiting": waiting is not None,
@@ -48,7 +52,13 @@ def values(look: Look) -> dict[str, Any] | None:
         "on": place_devices(running["devices"], snapshot.devices) if running else "",
         "seconds": _seconds,
     }
-    return found
+
+
+def _count_earlier(waiting: dict[str, Any] | None, running: dict[str, Any] | None) -> int:
+    """Return how many attempts the job has had before."""
+    if running:
+        return int(running["attempt"]) - 1
+    return int(waiting["attempts"]) if waiting else 0
 
 
 def _seconds(time: datetime | None) -> float | None:

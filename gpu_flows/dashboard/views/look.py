@@ -1,4 +1,4 @@
-"""What a view is made from: the pool as it is, what the address asks for, and where longer answers come from."""
+"""What a view is made from: the pool as it is, what the address asks for, and where answers come from."""
 
 from __future__ import annotations
 

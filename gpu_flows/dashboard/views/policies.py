@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from starlette.datastructures import QueryParams
 
+from gpu_flows.analytics.query_runner import run_query
+from gpu_flows.dashboard.answers import Answer
 from gpu_flows.dashboard.replays import Question
 from gpu_flows.dashboard.views.history import PERIODS
 from gpu_flows.dashboard.views.look import Look, Sources
@@ -15,7 +19,7 @@ from gpu_flows.schedulers.policy import policies
 
 NOW = "now"
 MOST_GPUS, MOST_POLICIES = 4096, 12
-USUAL = ("fifo", "srtf", "tiresias")
+KEEP_RANKING_S = 30.0
 OVER = {NOW: "the jobs that wait and run now", **{name: text for name, (text, *_) in PERIODS.items()}}
 
 
@@ -68,6 +72,7 @@ def values(look: Look) -> dict[str, Any]:
         question = read_question(look.params)
     except BadQuestion as error:
         mistake = str(error) if asked else ""
+    policy = look.snapshot.policy
     known = {name: policy.rule() for name, policy in policies().items()}
     return {
         "known": known,
@@ -81,7 +86,9 @@ def values(look: Look) -> dict[str, Any]:
         "change": describe_change,
         "measures": list_measures,
         "base_row": find_base,
-        "options": _options(look.snapshot.status.policy if look.snapshot.status else {}),
+        "options": sorted(policy["options"].items()),
+        "shadows": policy["shadows"],
+        "ranking": _ask_ranking(look),
     }
 
 
@@ -103,12 +110,15 @@ def list_measures(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
 
 
 def find_base(rows: Sequence[Mapping[str, Any]]) -> int:
-    """Return the place of the row that others are compared with: the replay of what ran, or the pool as it is."""
+    """Return the place of the row that others are compared with: the replay of what ran, or the present."""
     return next((place for place, row in enumerate(rows) if row["label"].endswith(", replayed")), 0)
 
 
-def _options(policy: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    return sorted((policy.get("options") or {}).items())
+def _ask_ranking(look: Look) -> Answer:
+    """Return what is recorded of the shadows of this pool: how they compare with each policy in force."""
+    settings = look.sources.settings
+    ask = partial(run_query, settings.database, "shadows", {"pool": settings.pool})
+    return look.sources.queries.ask("shadows", lambda: asyncio.to_thread(ask), KEEP_RANKING_S)
 
 
 def describe_change(value: float | None, base: float | None, unit: str = "%") -> str:
