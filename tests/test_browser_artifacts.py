@@ -147,9 +147,13 @@ def test_devices_and_events_are_shown(ui: Ui, pool: Pool, waiting: str) -> None:
     ui.shows("2 of 2 in use")
     ui.shows("node-1:1")
     assert find_artifacts(pool, "comparison")
-    eventually(lambda: events(pool, "gpu-flows.job.placed"), "the event of the placement")
-    ui.open("/events")
-    ui.shows("gpu-flows.job.placed")
+    (placed,) = eventually(lambda: events(pool, "gpu-flows.job.placed"), "the event of the placement")
+    assert len(placed["payload"]["devices"]) == 2
+    before = len(events(pool, "gpu-flows.policy.swapped"))
+    pool.save_policy("fifo", skip=not before % 2)
+    eventually(lambda: len(events(pool, "gpu-flows.policy.swapped")) > before, "the event of a swap")
+    ui.open("/events")  # it shows the last ones
+    ui.shows("gpu-flows.policy.swapped")
 
 
 def test_automations_notify(pool: Pool, waiting: str, inbox: tuple[Inbox, str]) -> None:
