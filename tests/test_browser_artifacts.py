@@ -129,14 +129,15 @@ def test_the_queue_shows_why_a_run_waits_and_leads_to_it(ui: Ui, pool: Pool, wai
     assert ui.page.locator("a[href*='javascript'], a[href*='evil']").count() == 0
     assert ui.page.evaluate("window.harmed") is None
 
-    later = submit(pool, f"later-{ui.prefix.strip('/') or 'v1'}", gpus=2)
+    name = f"later-{type(ui).__name__}"
+    later = submit(pool, name, gpus=2)
     eventually(lambda: any(later in row["page"] for row in rows(pool, "queue")), "it is in the artifact")
     ui.page.reload()
     ui.shows("2nd in the queue")
     assert len(find_artifacts(pool, "queue")) == 1, "it was updated in place"
     run_page = follow(ui.page.locator(f"a[href$='/runs/flow-run/{later}']").first)
     run_page.wait_for_url(f"**{ui.prefix}/runs/flow-run/{later}*")
-    run_page.get_by_text("Waiting: ").first.wait_for()  # in the logs
+    run_page.get_by_text(name).first.wait_for()
     pool.cancel(later)
     pool.until(later, "Cancelled")
 
@@ -150,7 +151,7 @@ def test_devices_and_events_are_shown(ui: Ui, pool: Pool, waiting: str) -> None:
     (placed,) = eventually(lambda: events(pool, "gpu-flows.job.placed"), "the event of the placement")
     assert len(placed["payload"]["devices"]) == 2
     before = len(events(pool, "gpu-flows.policy.swapped"))
-    pool.save_policy("fifo", skip=not before % 2)
+    pool.save_policy("fifo", skip=bool(before % 2))
     eventually(lambda: len(events(pool, "gpu-flows.policy.swapped")) > before, "the event of a swap")
     ui.open("/events")  # it shows the last ones
     ui.shows("gpu-flows.policy.swapped")
