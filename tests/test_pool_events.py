@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -30,7 +29,7 @@ from gpu_flows.dispatch.dispatcher import DECIDES_AGAIN
 from gpu_flows.prefect_api.pool_events import MOST_CHARACTERS, NEWS_S, PoolEvents
 from gpu_flows.schedulers.cluster.spec import build_nodes, parse_spec
 from gpu_flows.schedulers.engine import Engine
-from gpu_flows.schedulers.model import Job, Running
+from gpu_flows.schedulers.model import Job
 from gpu_flows.schedulers.policies.fifo import Fifo
 
 NOW = 1_000_000.0
@@ -41,9 +40,10 @@ POOL = WorkPool(id=uuid4(), name="lab", type="gpu")
 class Sent:
     """The events that a pool sends, as the server would receive them."""
 
-    def __init__(self, running: dict[str, Running] | None = None) -> None:
+    def __init__(self, *executing: Job) -> None:
         self.events: list[Event] = []
-        self.pool = PoolEvents(POOL, running or {}, self.take, clock=lambda: NOW)
+        jobs = {job.id: job for job in executing}
+        self.pool = PoolEvents(POOL, jobs.get, self.take, clock=lambda: NOW)
 
     def take(self, event: str, **fields: Any) -> None:
         self.events.append(Event(event=event, **fields))
@@ -90,11 +90,10 @@ def test_a_placement_names_the_run_the_devices_and_the_policy() -> None:
 
 @pytest.mark.parametrize("kind", ["preempted", "moved", "resized"])
 def test_an_interruption_names_the_job_that_gets_the_devices(kind: str) -> None:
-    """Of a job that was adopted, the worker knows no submission; the running jobs know its name."""
-    running = {OTHER: cast(Running, SimpleNamespace(job=Job(OTHER, NOW, name="gpt", user="bob", gpus=4)))}
-    sent = Sent(running)
+    """Of a job that was adopted, the worker knows no submission, but it executes it."""
+    sent = Sent(Job(RUN, NOW, name="bert", user="ada", gpus=2))
     stop = AttemptInterrupted(RUN, 2, NOW - 3, NOW, kind, "srtf", json.dumps([OTHER]))
-    sent.of(submitted(RUN, "bert"))
+    sent.of(submitted(OTHER, "gpt"))
     (event,) = sent.of(AttemptEnded(RUN, 2, NOW, kind), stop)
     assert event.event == f"gpu-flows.job.{kind}"
     assert [name for role, _, name in related(event) if role == "flow-run"] == ["bert", "gpt"]

@@ -134,7 +134,7 @@ def test_a_change_is_written_soon_and_what_moves_all_the_time_seldom() -> None:
         return bool(due)
 
     def pacer_note(table: Table) -> bool:
-        pacer.note(table)
+        pacer.note(table, is_written=True)
         return True
 
     one, two = [waiting("a")], [waiting("a"), waiting("b")]

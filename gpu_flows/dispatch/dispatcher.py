@@ -211,6 +211,11 @@ class Dispatcher:
         """Whether the job is anywhere between plan and reported end."""
         return job_id in self._executions.latest
 
+    def find_executing(self, job_id: str) -> Job | None:
+        """The job if it has an execution."""
+        execution = self._executions.latest.get(job_id)
+        return execution.job if execution else None
+
     def executing(self) -> set[str]:
         """The ids of all jobs between plan and reported end."""
         return set(self._executions.latest)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -30,7 +30,7 @@ from gpu_flows.analytics.facts import (
 )
 from gpu_flows.devices.idle_watch import DeviceUse
 from gpu_flows.dispatch.dispatcher import DECIDES_AGAIN
-from gpu_flows.schedulers.model import Running
+from gpu_flows.schedulers.model import Job
 
 NEWS_S = 60.0  # facts older than this are repeated by a restarted worker, or were found too late to react to
 MOST_REMEMBERED = 10_000  # jobs whose names are known
@@ -50,9 +50,10 @@ class PoolEvent:
 
 @dataclass(slots=True)
 class KnownJobs:
-    """How jobs are called, by their ids: the jobs that the pool has received, and those that it runs."""
+    """How jobs are called, by their ids: those that this worker has received, and those that it executes,
+    which an earlier worker may have received."""
 
-    running: Mapping[str, Running]
+    find_executing: Callable[[str], Job | None]
     names: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def add(self, job: JobSubmitted) -> None:
@@ -63,29 +64,27 @@ class KnownJobs:
     def describe(self, job_id: str) -> dict[str, Any]:
         if job_id in self.names:
             return self.names[job_id]
-        if job_id not in self.running:
-            return {"job": job_id}
-        job = self.running[job_id].job
-        return {"job": job.name, "user": job.user, "gpus": job.gpus}
+        job = self.find_executing(job_id)
+        return {"job": job.name, "user": job.user, "gpus": job.gpus} if job else {"job": job_id}
 
     def name(self, job_id: str) -> str:
         return str(self.describe(job_id)["job"])
 
 
 class PoolEvents:
-    """Sends the events of one pool. `running` are its running jobs by their ids."""
+    """Sends the events of one pool. `find_executing` returns a job that has an execution."""
 
     def __init__(
         self,
         pool: WorkPool,
-        running: Mapping[str, Running],
+        find_executing: Callable[[str], Job | None],
         emit: Callable[..., object] = emit_event,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._pool, self._emit, self._clock = pool.name, emit, clock
         self._resource = _name(f"gpu-flows.pool.{pool.name}", pool.name)
         self._work_pool = _relate("work-pool", f"prefect.work-pool.{pool.id}", pool.name)
-        self._jobs = KnownJobs(running)
+        self._jobs = KnownJobs(find_executing)
 
     def add(self, facts: Iterable[Fact]) -> None:
         """Send the events of facts that were recorded together."""
@@ -117,7 +116,7 @@ class PoolEvents:
             payload={"pool": self._pool, **_clip(event.payload)},
             occurred=datetime.fromtimestamp(event.at, UTC),
             # The server stores an event once, also if a restarted worker sends it again.
-            id=uuid5(NAMESPACE_OID, f"{self._pool} {event}"),
+            id=uuid5(NAMESPACE_OID, f"{self._pool} {event.name} {event.at} {event.device} {event.jobs}"),
         )
 
 

@@ -10,9 +10,8 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Awaitable, Callable, Hashable, Iterator
 from pathlib import Path
-from typing import Any
 
 import httpx
 from prefect.client.orchestration import PrefectClient
@@ -35,7 +34,7 @@ class Pacer:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._written: dict[str, tuple[float, Table]] = {}  # by kind: when, and what
+        self._written: dict[str, tuple[float, Table | None]] = {}  # by kind: when, and what if it succeeded
 
     def forget(self) -> None:
         self._written.clear()
@@ -49,9 +48,9 @@ class Pacer:
             if table != before and now - at >= (REFRESH_S if is_urgent else REFRESH_MOVING_S):
                 yield table
 
-    def note(self, table: Table) -> None:
+    def note(self, table: Table, is_written: bool) -> None:
         """Note that the table was written, or that this was tried in vain."""
-        self._written[table.kind] = self._clock(), table
+        self._written[table.kind] = self._clock(), table if is_written else None
 
 
 class ArtifactRefresh:
@@ -71,9 +70,9 @@ class ArtifactRefresh:
         self._status = status
 
     async def keep_writing(self) -> None:
-        while True:
-            await asyncio.sleep(LOOK_EVERY_S)
-            await self.write_round()
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(_repeat(self.write_round))
+            tasks.create_task(_repeat(self.compare))
 
     async def write_round(self) -> None:
         """Write the tables that are due. A server that refuses or does not answer is asked again later."""
@@ -81,31 +80,39 @@ class ArtifactRefresh:
         if status is None or not status.leads:
             self._artifacts.forget()
             self._pacer.forget()
+            self._compared = None
             return
         for table in self._pacer.find_due(make_tables(status)):
-            await self._write(status.pool, table)
-        await self._compare(status)
+            self._pacer.note(table, await self._write(status.pool, table))
 
-    async def _write(self, pool: str, table: Table) -> None:
-        self._pacer.note(table)
+    async def compare(self) -> None:
+        """Compare the policies again when one was swapped, or when a job has ended."""
+        status, database = self._status, self._find_database()
+        if not status or not status.leads or not database:
+            return
+        running = frozenset(job["id"] for job in status.running)
+        moment: Hashable = (status.policy["name"], status.policy["saved"], running)
+        if moment == self._compared or time.monotonic() < self._next_comparison:
+            return
+        await asyncio.sleep(RECORDED_AFTER_S)
+        began = time.monotonic()
+        with contextlib.suppress(QueryError):  # the warehouse is busy
+            found = await asyncio.to_thread(run_query, database, "policies", {"pool": status.pool})
+            if await self._write(status.pool, make_comparison_table(status.pool, found)):
+                self._compared = moment
+        took = time.monotonic() - began
+        self._next_comparison = began + max(COMPARE_S, PAUSE_FACTOR * took)
+
+    async def _write(self, pool: str, table: Table) -> bool:
         try:
             await self._artifacts.write(key_of(table.kind, pool), table.description, table.rows)
         except (httpx.HTTPError, PrefectException) as error:
             self._log.debug("The artifact with the %s was not written: %s", table.kind, error)
+            return False
+        return True
 
-    async def _compare(self, status: Status) -> None:
-        """Compare the policies again when one was swapped, or when a job has ended."""
-        running = frozenset(job["id"] for job in status.running)
-        moment: Hashable = (status.policy["name"], status.policy["saved"], running)
-        now, database = time.monotonic(), self._find_database()
-        if moment == self._compared or now < self._next_comparison or not database:
-            return
-        self._compared = moment
-        await asyncio.sleep(RECORDED_AFTER_S)
-        began = time.monotonic()
-        params: dict[str, Any] = {"pool": status.pool}
-        with contextlib.suppress(QueryError):
-            found = await asyncio.to_thread(run_query, database, "policies", params)
-            await self._write(status.pool, make_comparison_table(status.pool, found))
-        took = time.monotonic() - began
-        self._next_comparison = began + max(COMPARE_S, PAUSE_FACTOR * took)
+
+async def _repeat(work: Callable[[], Awaitable[None]]) -> None:
+    while True:
+        await asyncio.sleep(LOOK_EVERY_S)
+        await work()

@@ -101,7 +101,7 @@ class PoolService:
         place, name = place_of(self.folder), lambda: identity()[0]
         self._machines = Machines(client, pool.name, place, name)
         self.engine = Engine((), Fifo(), can_preempt=True, protection=Protection())
-        self._events = PoolEvents(pool, self.engine.running)
+        self._events = PoolEvents(pool, lambda job_id: self.dispatcher.find_executing(job_id))
         self._idle_watch = IdleWatch(self.engine)
         self._artifacts = ArtifactRefresh(client, self._find_database, log)
         self.containers, self._processes = self._open_containers(pool.id), self._open_processes()

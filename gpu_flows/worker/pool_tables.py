@@ -49,7 +49,8 @@ def make_tables(status: Status) -> list[Table]:
 
 def make_queue_table(status: Status) -> Table:
     """The waiting jobs in their order, with why each waits and what would help."""
-    rows = [_describe_waiting(position, job, status.at) for position, job in enumerate(status.waiting, 1)]
+    first = status.waiting[:MOST_ROWS]
+    rows = [_describe_waiting(position, job, status.at) for position, job in enumerate(first, 1)]
     policy = status.policy
     serving = f" (failed, {policy['serving']} decides)" if policy["serving"] != policy["name"] else ""
     description = (
@@ -57,22 +58,23 @@ def make_queue_table(status: Status) -> Table:
         f"{len(status.running)} running, policy {to_markdown(policy['name'] + serving)}.\n\n"
         + _list_runs("First in the queue", status.waiting)
         + _list_runs("Running", status.running)
-        + _note_rest(len(rows))
+        + _note_rest(len(status.waiting))
     )
-    return Table("queue", description, rows[:MOST_ROWS], frozenset({"waited", "ETA"}))
+    return Table("queue", description, rows, frozenset({"waited", "ETA"}))
 
 
 def make_devices_table(status: Status) -> Table:
     """The devices with their load, their health and the jobs on them."""
-    rows = [_describe_device(device) for device in status.devices]
+    rows = [_describe_device(device) for device in status.devices[:MOST_ROWS]]
+    total = len(status.devices)
     used = sum(bool(device["jobs"]) for device in status.devices)
     out = sum(not device["healthy"] for device in status.devices)
     description = (
-        f"**Devices of pool {to_markdown(status.pool)}**: {used} of {len(rows)} in use, {out} out of use.\n\n"
+        f"**Devices of pool {to_markdown(status.pool)}**: {used} of {total} in use, {out} out of use.\n\n"
         + (f"{to_markdown(status.cluster_trouble)}\n\n" if status.cluster_trouble else "")
-        + _note_rest(len(rows))
+        + _note_rest(total)
     )
-    return Table("devices", description, rows[:MOST_ROWS], frozenset({"utilization", "memory"}))
+    return Table("devices", description, rows, frozenset({"utilization", "memory"}))
 
 
 def make_comparison_table(pool: str, found: QueryResult) -> Table:
