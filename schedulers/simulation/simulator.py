@@ -236,7 +236,7 @@ class Run:
             result.started = now
         conditions = self._conditions
         if not self._keeps_durations or len(start.devices) != job.gpus:
-            pause = self._launch_s(start, now)
+            pause = self._launch_s(job.id)
             if has_run:
                 restart_s = conditions.pause_s(before, start.devices, job.id not in self._unsaved)
                 pause += self._pay(job.id, restart_s)
@@ -248,9 +248,9 @@ class Run:
             self._dying.add(job.id)
         self._expect_end(running)
 
-    def _launch_s(self, start: Start, now: float) -> float:
-        """Return how long an attempt holds its devices before it runs."""
-        return self._results[start.job.id].arrival.launch_s
+    def _launch_s(self, job_id: str) -> float:
+        """Return how long an attempt pauses before it runs."""
+        return self._results[job_id].arrival.launch_s
 
     def _pay(self, job_id: str, seconds: float) -> float:
         """Return how much of this time is a pause, in which the engine sees the job do nothing."""
