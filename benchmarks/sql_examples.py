@@ -8,12 +8,12 @@ A test checks that the page has what this prints.
 
 from __future__ import annotations
 
-import os
 import sys
 from datetime import datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from unittest.mock import patch
+
+import duckdb
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "tests")]
@@ -25,7 +25,6 @@ def make_examples() -> str:
     """Return each named query with its question, its parameters and its answer."""
     from lab_history import lab_facts
 
-    from gpu_flows.analytics.query_runner import run_query
     from gpu_flows.analytics.recorder import Recorder
     from gpu_flows.analytics.sql_files import named_queries
 
@@ -34,12 +33,16 @@ def make_examples() -> str:
         recorder = Recorder(Path(folder, "warehouse.duckdb"), Path(folder, "spool"))
         recorder.write(*lab_facts())
         recorder.close()
+        connection = duckdb.connect(str(recorder.database), read_only=True)
+        connection.execute("set TimeZone = 'UTC'")
         for query in named_queries():
-            with patch.dict(os.environ, TZ="UTC"):  # of the query process
-                found = run_query(recorder.database, query.name)
+            defaults = {parameter.name: parameter.default for parameter in query.parameters}
+            result = connection.execute(query.sql, defaults or None)
+            columns = [name for name, *_ in result.description or []]
             parts.append(f"### {query.name}\n\n{query.question}\n")
             parts += [f"- `{p.name}={p.default}`: {p.description}" for p in query.parameters]
-            parts.append(("\n" if query.parameters else "") + _table(found.columns, found.rows) + "\n")
+            parts.append(("\n" if query.parameters else "") + _table(columns, result.fetchall()) + "\n")
+        connection.close()
     return "\n".join(parts)
 
 

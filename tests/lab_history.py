@@ -2,8 +2,8 @@
 
 Two GPUs, one on each node. Ann's `a` runs on g0; bob's `b` needs both, so it waits, runs, and is preempted
 for ann's `c`, which fails; bob's `d` runs beside it and does nothing; `b` resumes under another policy.
-Carl's `e` is refused, his `f` runs and bob's `w` waits at the end (4000). g0 falls sick at 3900. Another pool has an
-idle GPU.
+Carl's `e` is refused, his `f` runs and bob's `w` waits at the end (4000). g0 falls sick at 3900. Another pool
+has an idle GPU.
 """
 
 from __future__ import annotations
