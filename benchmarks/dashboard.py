@@ -2,9 +2,10 @@
 
     python benchmarks/dashboard.py [--waiting 1000] [--days 10] [--keep FILE] [--json FILE]
 
-A status and a state with 1,000 waiting jobs on 40 devices, and the warehouse of benchmarks/answers_sql.py with
-10 million samples. The status is written anew every second, as a worker does it. Each view is opened and filtered
-in Chromium; times are from the click until the page shows it. Goals: first paint under 2 s, any view under 1 s.
+A status and a state with 1,000 waiting jobs on 40 devices, and the warehouse of benchmarks/answers_sql.py
+with 10 million samples. The status is written anew every second, as a worker does it. Each view is opened and
+filtered in Chromium; times are from the click until the page shows it. Goals: first paint under 2 s, any view
+under 1 s.
 """
 
 from __future__ import annotations

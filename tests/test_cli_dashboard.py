@@ -1,4 +1,4 @@
-"""`gpu-flows dashboard` as a command: what it says when it cannot serve, and answers kept for many clients."""
+"""`gpu-flows dashboard` as a command: what it says when it cannot serve; answers kept for many clients."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ VIEWS: dict[str, tuple[str, Callable[[Look], dict[str, Any]]]] = {
     "history": ("History", history.values),
 }
 WITH_PANEL = {"overview", "queue", "running", "devices"}
-AT_ONCE = 2  # processes that query the warehouse, and that simulate
+SIMULATIONS = 2  # at once
 MOST_KEPT = 64  # fragments of different addresses
 LONGEST_FORM = 10_000  # bytes
 
@@ -53,8 +53,8 @@ class Dashboard:
         self.sources = Sources(
             settings,
             PoolWatch(settings.pool),
-            queries=Answers(AT_ONCE, (QueryError,)),
-            forecasts=Answers(AT_ONCE, (QuestionError,)),
+            queries=Answers(1, (QueryError,)),  # between two, the recorder can write to the file
+            forecasts=Answers(SIMULATIONS, (QuestionError,)),
             replays=Replays(),
         )
         self._rendered: OrderedDict[tuple[str, str], tuple[str, bytes]] = OrderedDict()

@@ -27,6 +27,7 @@ from gpu_flows.worker.status_text import (
 
 SCRIPTS = ("page.js", "dashboard.js")
 NEVER = {"impossible", "no_devices", "unhealthy"}  # unless devices come or the job asks for less
+NEAR_S = 600.0  # from now, for which seconds matter
 OWN = {"dashboard.js": "text/javascript", "dashboard.css": "text/css"}
 
 
@@ -58,9 +59,11 @@ def render(template: str, values: Mapping[str, Any]) -> str:
 
 
 def format_clock(seconds: float | None, now: float) -> str:
-    """`13:55`, or with the day if it is another one: `Fri 13:55`, `12 Dec 13:55`."""
+    """`13:55`; `13:55:20` if it is near, and with the day if that is another one: `Fri 13:55`."""
     if seconds is None:
         return "–"
+    if abs(seconds - now) < NEAR_S:
+        return format_clock_seconds(seconds)
     then, today = time.localtime(seconds), time.localtime(now)
     day = (then.tm_year, then.tm_yday)
     if day == (today.tm_year, today.tm_yday):
