@@ -54,7 +54,7 @@ select
     coalesce(known.cpus, 0) as cpus,
     coalesce(known.ram_mb, 0) as ram_mb,
     coalesce(known.links, '[]') as links,
-    known.position
+    known.position as position
 from latest left join described on described.node = seen.node
 {{devices}}
 """
