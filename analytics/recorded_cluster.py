@@ -46,8 +46,8 @@ with latest as (
 described as (select node, arg_max(nodes, time) as known from nodes where pool = $pool group by node)
 select
     device_id,
-    seen.node,
-    seen.index,
+    seen.node as node,
+    seen.index as index,
     coalesce(seen.model, '') as model,
     coalesce(seen.memory_mb, 0) as memory_mb,
     coalesce(known.rack, '{DEFAULT_RACK}') as rack,
