@@ -46,15 +46,15 @@ with latest as (
 described as (select node, arg_max(nodes, time) as known from nodes where pool = $pool group by node)
 select
     device_id,
-    seen.node,
-    seen.index,
+    seen.node as node,
+    seen.index as index,
     coalesce(seen.model, '') as model,
     coalesce(seen.memory_mb, 0) as memory_mb,
     coalesce(known.rack, '{DEFAULT_RACK}') as rack,
     coalesce(known.cpus, 0) as cpus,
     coalesce(known.ram_mb, 0) as ram_mb,
     coalesce(known.links, '[]') as links,
-    known.position
+    known.position as position
 from latest left join described on described.node = seen.node
 {{devices}}
 """

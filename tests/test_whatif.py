@@ -10,6 +10,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import duckdb
 import pytest
 from analytics_history import History, T, copy_empty_warehouse
 
@@ -25,7 +26,6 @@ from gpu_flows.analytics.facts import (
     SavedWork,
     Swapped,
 )
-from gpu_flows.analytics.query_runner import run_query
 from gpu_flows.analytics.whatif import Choice, NoRecord, Scenario, WhatIf, replay
 from gpu_flows.schedulers.cluster.spec import declare
 from gpu_flows.schedulers.model import Job
@@ -88,7 +88,8 @@ def database(tmp_path: Path) -> Path:
 
 
 def find_pool(database: Path, policy: str) -> str:
-    rows = run_query(database, "select distinct pool from jobs").rows
+    with duckdb.connect(str(database), read_only=True) as connection:
+        rows = connection.execute("select distinct pool from jobs").fetchall()
     [pool] = [pool for (pool,) in rows if pool.startswith(f"sim:{policy}@")]
     return str(pool)
 
@@ -287,8 +288,6 @@ def test_a_stop_takes_its_time(history: LiveHistory, tmp_path: Path) -> None:
 
 
 def _set_priority(database: Path, job_id: str, priority: int) -> None:
-    import duckdb
-
     with duckdb.connect(str(database)) as connection:
         connection.execute("update jobs set priority = ? where job_id = ?", [priority, job_id])
 
