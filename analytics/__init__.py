@@ -6,12 +6,14 @@ Facts on their way into the file:
     recorder         accepts facts from the worker, without blocking it
     fact_spool       the files on disk in which facts wait
     warehouse        loads those files into the DuckDB file
+    sample_minutes   rolls old samples up into minutes, and deletes those that are not kept
     insert_statements, migrations
                      how a fact becomes a row; the schema and the views of the file
 
 Answers out of it:
 
     query_runner     runs SQL, or a named query, in a process of its own (query_process)
+    export           writes tables and views to Parquet or CSV files
     recorded_trace   a pool's recorded jobs as a trace for the simulator
     simulated_facts  the facts of a simulation, as a live pool would have recorded them
     figures          plotly figures, each a pure function of query results or of a simulation

@@ -254,6 +254,13 @@ def main() -> None:
                 file=sys.stderr,
             )
         answers = list(time_answers(database))
+        if not options.keep:
+            count, longest, mean = age(database, end, timedelta(days=7))
+            print(
+                f"deleted what is older than 7 days in {count} transactions: longest {longest:.3f} s, mean"
+                f" {mean:.3f} s; the file has {database.stat().st_size / 2**20:.0f} MiB",
+                file=sys.stderr,
+            )
     if options.json:
         print(json.dumps([dict(zip(("name", "outside_s", "inside_s"), row, strict=True)) for row in answers]))
     else:

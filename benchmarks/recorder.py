@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
 from gpu_flows.analytics.facts import DeviceSeen, Sampled
@@ -68,6 +69,8 @@ def keep_up(folder: Path, seconds: int, history: int) -> Figure:
     for second in range(history // len(DEVICES)):
         recorder.write(*samples(START + second))
     recorder.drain()
+    while recorder.age_samples(datetime.now(UTC)):
+        pass  # a day is rolled up, as in a worker that has run for that long
     recorder.start()
     began, cpu = time.monotonic(), time.process_time()
     for second in range(seconds):

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import re
+import time
+from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -13,15 +16,19 @@ from analytics_history import History, T
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gpu_flows.analytics import sql_files
+from gpu_flows.analytics import sample_minutes, sql_files
 from gpu_flows.analytics.facts import JobSubmitted, Sampled
+from gpu_flows.analytics.query_runner import run_query
+from gpu_flows.blocks import Warehouse
+from gpu_flows.worker.recording import open_recorder
 
 HOUR = 3600.0
 LATER = 10 * HOUR  # everything is rolled up then, and samples are deleted
 
 # Those that read samples; every other view reads these, or none.
 VIEWS = ["energy", "job_use", "piece_use", "policy_use", "pool_clock", "last_samples",
-         "utilization_by_device", "utilization_by_node", "utilization_by_minute", "utilization_by_device_minute"]  # fmt: skip
+         "utilization_by_device", "utilization_by_node", "utilization_by_minute",
+         "utilization_by_device_minute"]  # fmt: skip
 
 
 def ask_everything(history: History) -> dict[str, list[tuple[Any, ...]]]:
@@ -252,3 +259,42 @@ def record_jobs(history: History, attempts: list[Any]) -> None:
             history.stop(job_id, begin + length, outcome=outcome)
         if outcome in ("completed", "failed"):
             history.end(job_id, begin + length, outcome)
+
+
+# --- in a worker ---
+
+
+def test_the_recorders_thread_rolls_up_and_deletes_what_the_block_says(tmp_path: Path) -> None:
+    warehouse = Warehouse(path=str(tmp_path / "w.duckdb"), keep_samples_days=1)
+    recorder = asyncio.run(open_recorder(warehouse, tmp_path / "spool"))
+    recorder.write(Sampled(T, "g0", 50.0, None, None, None), Sampled(T + 5, "g0", 50.0, None, None, None))
+    clock = "select (select count(*) from samples), (select sum(samples) from sample_minutes)"
+    deadline = time.monotonic() + 60
+    while run_query(recorder.database, clock).rows != [(0, 2)]:
+        assert time.monotonic() < deadline, recorder.trouble
+        recorder.age_samples(datetime.now(UTC))
+        time.sleep(0.1)
+    recorder.close()
+
+
+def test_samples_are_kept_for_ever_if_the_block_says_so(tmp_path: Path) -> None:
+    warehouse = Warehouse(path=str(tmp_path / "w.duckdb"), keep_samples_days=0)
+    recorder = asyncio.run(open_recorder(warehouse, tmp_path / "spool"))
+    recorder.write(Sampled(T, "g0", 50.0, None, None, None))
+    assert recorder.drain()
+    while recorder.age_samples(datetime.now(UTC)):
+        pass
+    recorder.close()
+    assert run_query(recorder.database, "select count(*) from samples").rows == [(1,)]
+
+
+def test_a_roll_up_that_fails_changes_nothing(history: History, monkeypatch: pytest.MonkeyPatch) -> None:
+    history.device("g0")
+    sample_all(history, "g0", 0, 600)
+    with monkeypatch.context() as broken:
+        broken.setattr(sample_minutes, "_FOLLOWED", "select * from no_such_table where $since < $until")
+        history.age_samples(2 * HOUR)
+    assert history.query("select count(*) from sample_minutes") == [(0,)]
+    assert rolled(history)[0][0] < 0
+    history.age_samples(2 * HOUR)
+    assert history.query("select samples, measured_s from utilization_by_device") == [(120, 595.0)]
