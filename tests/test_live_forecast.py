@@ -55,15 +55,15 @@ def test_when_jobs_start_is_foreseen_and_recorded(user: User, tmp_path: Path) ->
     assert "blocker" in shown
 
     small_may_end.touch()
-    labels = eventually(lambda: find_labels(user, "wide"), "half of the devices are free")
-    assert labels == ["on 1 GPU instead of 2"]
+    fewer = "on 1 GPU instead of 2"
+    eventually(lambda: fewer in find_labels(user, "wide"), "half of the devices are free")
     refused = user.run("submit", "--dry-run", "--gpus", "3", "--", "true")
     assert refused.code == 1
     assert "never: it would be refused" in refused.out
 
     blocker_may_end.touch()
     user.pool.until(wide, "Completed")
-    user.pool.until_recorded(QUALITY, ("end", 3, True), ("start", 1, True))
+    user.pool.until_recorded(QUALITY, ("end", True, True), ("start", True, True))
     assert "started" in user.run("why", "wide").out
 
 
@@ -85,4 +85,4 @@ def find_foreseen(user: User, name: str) -> dict[str, Any] | None:
 
 
 def find_labels(user: User, name: str) -> list[str]:
-    return [each["label"] for each in user.run("why", name, "--json").json.get("alternatives", [])][:1]
+    return [each["label"] for each in user.run("why", name, "--json").json.get("alternatives", [])]
