@@ -20,11 +20,9 @@ pytestmark = pytest.mark.slow
 def test_shadows_are_compared_promoted_and_judged(new_stack: Callable[..., Stack], tmp_path: Path) -> None:
     stack = new_stack("1x1:GTX 1080 Ti:11")
     user, pool = User(stack, tmp_path), Pool(stack)
-    assert "no shadow 'srtf'" in user.run("policy", "promote", "srtf").err
     for name in ("sjf", "srtf"):
         added = user.run("policy", "shadow", "add", name, "--json").json
         assert (added["in_force"], added["errors"]) == (True, {})
-    assert "There is no policy 'sfj'" in user.run("policy", "shadow", "add", "sfj").err
     pool.save_block(
         "gpu-scheduler", {**pool.block("gpu-scheduler")["data"], "shadows": ["sjf", "srtf", "gone"]}
     )
@@ -32,7 +30,7 @@ def test_shadows_are_compared_promoted_and_judged(new_stack: Callable[..., Stack
     # FIFO is in force: the long job starts before the short ones, which both shadows would start first.
     first = pool.command(f"sh -c '{wait_for_file(tmp_path / 'all-wait')}'", expected_seconds=5)
     pool.until(first, "Running")
-    runs = [pool.command(f"sleep {s}", expected_seconds=30 * s) for s in (3, 0.5, 1)]
+    runs = [pool.command(f"sleep {s}", expected_seconds=30 * s) for s in (1.5, 0.5, 1)]
     eventually(lambda: len(pool.status().waiting) == 3, "all wait")
     better = "select count(*) from shadow_ranking where turnaround_percent < 0"
     pool.until_recorded(better, (2,))  # shortest first is better for these jobs
@@ -42,7 +40,10 @@ def test_shadows_are_compared_promoted_and_judged(new_stack: Callable[..., Stack
     started = "select job_id from attempts order by started"
     pool.until_recorded(started, *((run,) for run in [first, *runs]))
 
-    pool.until_recorded("select count(*) > 3 from shadow_decisions where shadow = 'srtf'", (True,))
+    disagreed = (
+        "select distinct shadow from shadow_decisions where policy = 'fifo' and not same_jobs order by 1"
+    )
+    pool.until_recorded(disagreed, ("sjf",), ("srtf",))
     shown = _shown(user)
     assert shown["gone"]["error"].startswith("There is no policy 'gone'")
     for name in ("sjf", "srtf"):
@@ -52,12 +53,6 @@ def test_shadows_are_compared_promoted_and_judged(new_stack: Callable[..., Stack
         assert 0 <= figures["agreement_percent"] < 100
         assert figures["turnaround_percent"] < 0
         assert figures["avg_us"] > 0
-    disagreed = (
-        "select distinct shadow from shadow_decisions where policy = 'fifo' and not same_jobs order by 1"
-    )
-    assert pool.sql(disagreed) == [("sjf",), ("srtf",)]
-    assert "sjf" in user.run("policy", "show").out
-
     judged = Pool(stack, flow="regret")
     run = judged.submit(parameters={"policies": ["fifo"], "notify_percent": 0.0}, coordinator=True)
     ended = judged.until(run, "Completed", "Failed", "Crashed")
@@ -81,9 +76,6 @@ def test_shadows_are_compared_promoted_and_judged(new_stack: Callable[..., Stack
     assert promoted["shadows"] == ["fifo", "srtf", "gone"]
     assert pool.status().policy["name"] == "sjf"
     assert _shown(user)["fifo"]["beside"] == "sjf"
-    assert "fifo" in user.run("policy", "shadow", "list").out
-    removed = user.run("policy", "shadow", "remove", "gone", "--json").json
-    assert removed["shadows"] == ["fifo", "srtf"]
 
 
 def _shown(user: User) -> dict[str, dict[str, Any]]:
