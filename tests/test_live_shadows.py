@@ -66,7 +66,8 @@ def test_shadows_are_compared_promoted_and_judged(new_stack: Callable[..., Stack
     assert regret[3] == 4
     report = _artifact(pool, "regret")
     assert "replayed under each policy" in report
-    assert "gone" not in report
+    assert "| sjf |" in report
+    assert "| gone |" not in report
     event = eventually(lambda: _event(pool), "the event of the regret")
     assert event["payload"]["best"] == regret[1]
     assert event["resource"]["prefect.resource.id"] == f"gpu-flows.pool.{stack.pool}"

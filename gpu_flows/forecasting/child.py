@@ -31,12 +31,12 @@ from gpu_flows.forecasting.messages import Decision, Message, Settings
 from gpu_flows.forecasting.prospects import describe_prospects
 from gpu_flows.forecasting.record import Thinning
 from gpu_flows.forecasting.shadowing import Shadowing
-from gpu_flows.forecasting.state_file import state_path
+from gpu_flows.forecasting.state_file import read_state, state_path
 from gpu_flows.schedulers.engine import Engine
 from gpu_flows.schedulers.forecast.eta import Eta, forecast
 from gpu_flows.schedulers.forecast.forward import UnknownDurations
 from gpu_flows.schedulers.forecast.pool_state import PoolState
-from gpu_flows.schedulers.mirror import Original, apply
+from gpu_flows.schedulers.mirror import Changes, Original, apply
 from gpu_flows.schedulers.policies.fifo import Fifo
 from gpu_flows.schedulers.policy import PolicyError
 from gpu_flows.schedulers.prediction.estimate import Estimate
@@ -45,6 +45,7 @@ FORECAST_S = 1.0  # for the simulations of one forecast
 GIVE_UP_S = 5.0  # a simulation that takes longer is not completed
 ALTERNATIVES_S = 0.5
 LOOKED_AT = 5  # jobs at the head of the queue for which alternatives are tried
+MOST_RECENT = 200  # jobs that came last, from which it is drawn what may come
 WRITE_EVERY_S = 0.2
 AGAIN_AFTER_S = 10.0  # while jobs are there, forecasts are renewed although nothing has changed
 NICENESS = 5
@@ -76,6 +77,8 @@ class ForecastChild:
         self._observers = observers
         self._engine = Engine((), Fifo(), can_preempt=True)
         self._durations: dict[str, Estimate] = {}
+        before = read_state(folder)  # of an earlier child
+        self._recent = {job.id: (job, duration) for job, duration in before.recent} if before else {}
         self._settings = Settings()
         self._thinning = Thinning()
         self._number = 0
@@ -119,6 +122,7 @@ class ForecastChild:
                 self._durations[job_id] = duration
             else:
                 self._durations.pop(job_id, None)
+        self._note_arrivals(message.changes)
         if message.settings:
             self._settings = message.settings
         self._tell(one.observe(self._engine, message, self._settings) for one in self._observers)
@@ -131,6 +135,14 @@ class ForecastChild:
     def _tell(self, observed: Iterable[list[dict[str, Any]]]) -> None:
         if told := list(chain.from_iterable(observed)):
             self._connection.answer({"observed": told})
+
+    def _note_arrivals(self, changes: Changes) -> None:
+        """Remember the last jobs that came, as far as it is known how long they take."""
+        for job in (*(job for job, _ in changes.waiting), *(held.job for held in changes.running)):
+            if job.gpus and (duration := self._durations.get(job.id)):
+                self._recent[job.id] = (job, duration)
+        for job_id in list(self._recent)[: max(0, len(self._recent) - MOST_RECENT)]:
+            del self._recent[job_id]
 
     def _capture(self) -> PoolState:
         return capture(

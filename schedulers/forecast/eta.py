@@ -1,8 +1,9 @@
 """When the jobs of a pool will start and end.
 
 The pool is simulated forward several times, each time with other durations drawn from what is predicted of
-each job. The times of a job over all these simulations are its distribution: it is expected at the median,
-and one time in ten it is later than the 90th percentile.
+each job, and with other jobs that come later, where the policy lets them overtake. The times of a job over
+all these simulations are its distribution: it is expected at the median, and one time in ten it is later than
+the 90th percentile.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ from dataclasses import dataclass
 
 from gpu_flows.schedulers.forecast.duration_spread import draw_durations
 from gpu_flows.schedulers.forecast.forward import begin, expected, run_until
+from gpu_flows.schedulers.forecast.later_arrivals import draw_later, may_overtake
 from gpu_flows.schedulers.forecast.pool_state import PoolState
-from gpu_flows.schedulers.simulation.simulator import JobResult
+from gpu_flows.schedulers.simulation.simulator import JobResult, Run
 
 DRAWS = 20
 
@@ -44,18 +46,28 @@ def forecast(
         job_id: draw_durations(expected(state, job), done[job_id], draws, f"{seed}/{job_id}")
         for job_id, job in jobs.items()
     }
+    overtakes = may_overtake(state.make_policy())
     outcomes: dict[str, list[JobResult]] = {job_id: [] for job_id in jobs}
     for draw in range(draws):
         if draw and is_late():
             break
-        run = begin(state, {job_id: durations[draw] for job_id, durations in samples.items()})
-        run_until(run, lambda _: is_hopeless())
+        later = draw_later(state, f"{seed}/{draw}") if overtakes else []
+        run = begin(state, {job_id: durations[draw] for job_id, durations in samples.items()}, later)
+        open_jobs = list(jobs)
+        run_until(run, lambda run: _have_ended(run, open_jobs) or is_hopeless())  # noqa: B023
         if draw and is_hopeless():
             break  # it is not complete, and those before it are
         for job_id, found in outcomes.items():
             found.append(run.result(job_id))
     etas = {job_id: _summarize(found) for job_id, found in outcomes.items()}
     return {job_id: eta for job_id, eta in etas.items() if eta}
+
+
+def _have_ended(run: Run, open_jobs: list[str]) -> bool:
+    """Return whether none of these jobs is left. Drop those that have ended from the end of the list."""
+    while open_jobs and run.result(open_jobs[-1]).ended is not None:
+        open_jobs.pop()
+    return not open_jobs
 
 
 def _summarize(outcomes: Sequence[JobResult]) -> Eta | None:

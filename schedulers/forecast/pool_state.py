@@ -48,6 +48,7 @@ class PoolState:
     utilization: Mapping[str, float] = field(default_factory=dict)
     network: str = ""  # the table that tells how it slows jobs down; empty: it does not
     costs: Costs = Costs()
+    recent: tuple[tuple[Job, Estimate], ...] = ()  # the last jobs that came, with their durations
 
     def changes(self) -> Changes:
         """Return what brings an empty engine to this state."""

@@ -41,7 +41,7 @@ def foresee_runs(
     status, folder = read_status(pool), pool_folder(pool)
     if status is None:
         raise CommandError(
-            f"No worker on this machine serves pool {pool!r}, and only its worker knows the state of the pool.",
+            f"No worker on this machine serves pool {pool!r}, and only the worker knows its state.",
             f"Use --dry-run on the worker's machine. {advise_to_serve(pool)}",
         )
     described = [_describe_request(deployment, request, user) for request in requests]
