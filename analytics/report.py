@@ -13,6 +13,7 @@ from typing import Any
 from gpu_flows.analytics.figures.catalogue import CHARTS
 from gpu_flows.analytics.figures.chart import Drawn, Scope, list_views, read_chart
 from gpu_flows.analytics.figures.theme import format_duration
+from gpu_flows.analytics.figures.time_axis import TimeAxis
 from gpu_flows.analytics.pages import Number, Table, render_page
 from gpu_flows.analytics.query_runner import run_query
 from gpu_flows.analytics.report_tables import TABLES, read_numbers, read_table
@@ -76,7 +77,10 @@ def render_report(report: Report, generated: datetime, version: str) -> str:
     """Return the report as one HTML file that needs no network."""
     scope, missing = report.scope, [drawn for drawn in report.figures if not drawn.drawing]
     since, until = scope.since.astimezone(), scope.until.astimezone()
-    span = f"{since:%Y-%m-%d %H:%M:%S} to {until:%Y-%m-%d %H:%M:%S} {until:%Z}"
+    axis = TimeAxis(since.timestamp(), until.timestamp())
+    span = (
+        f"{axis.label(axis.first)} to {axis.label(axis.last)} {until:%Z}" if axis.has_dates else "Simulated"
+    )
     values = {
         "title": f"Report of pool {scope.pool}",
         "span": f"{span} ({format_duration((until - since).total_seconds())})",

@@ -54,7 +54,7 @@ def read_table(scope: Scope, title: str, meaning: str, sql: str, when_empty: str
 
 
 def _share(part: float | None, whole: float | None, of_what: str) -> str:
-    return f"{(part or 0) / whole:.0%} {of_what}" if whole else ""
+    return f"{part / whole:.0%} {of_what}" if part and whole else ""
 
 
 def _duration(seconds: float | None) -> str:
@@ -81,7 +81,11 @@ select
     (select count(*) from ended where outcome in ('failed', 'crashed', 'refused')) as failed,
     (select count(*) from job_history where pool = $pool and state = 'waiting') as waiting,
     (select count(*) from job_history where pool = $pool and state = 'running') as running,
-    (select count(*) from preemptions where pool = $pool and requested between $since and $until) as stops,
+    (
+        select count(*) from attempt_history
+        where pool = $pool and ended between $since and $until
+            and outcome in ('preempted', 'moved', 'resized')
+    ) as stops,
     (select avg(turnaround_s) from ended where attempts > 0) as avg_turnaround_s,
     (select quantile_cont(turnaround_s, 0.9) from ended where attempts > 0) as p90_turnaround_s,
     (select avg(queueing_s) from ended where attempts > 0) as avg_queueing_s,

@@ -31,7 +31,13 @@ def save_figure(folder: Path, name: str, title: str, drawing: Drawing) -> None:
     figure, folder = drawing.figure, folder.resolve()
     top = (figure.layout.margin.t or 0) + 56
     figure.update_layout(
-        title={"text": title, "subtitle": {"text": drawing.subtitle}, "x": 0.01, "y": 0.98, "yanchor": "top"},
+        title={
+            "text": title,
+            "subtitle": {"text": drawing.subtitle, "font": {"size": 13}},
+            "x": 0.01,
+            "y": 0.98,
+            "yanchor": "top",
+        },
         margin={"t": top},
         height=figure.layout.height + 56,
     )

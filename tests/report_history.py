@@ -44,10 +44,12 @@ def record_live(
     """Return a warehouse in which a pool has run a workload under each policy, one after the other."""
     database = copy_empty_warehouse(folder)
     recorder = Recorder(database, folder / "spool")
-    for round, policy in enumerate(policies):
+    begin = T
+    for number, policy in enumerate(policies):
         done = run_workload(policy, jobs, cluster)
-        recorder.write(*_facts(done, policy, T + 7_200 * round, prefix=f"round{round}-"))
-        recorder.write(*_samples(done, T + 7_200 * round, power))
+        recorder.write(*_facts(done, policy, begin, prefix=f"round{number}-"))
+        recorder.write(*_samples(done, begin, power))
+        begin += 60 + max(attempt.ended for attempt in done.attempts)
     recorder.close()
     return database
 

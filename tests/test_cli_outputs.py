@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
-import xml.dom.minidom
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import pytest
 from command_line.run import HOSTILE_TEXT, expect_error, gpu_flows
 from command_line.simulation import simulate, write
 
+from gpu_flows.cli import charts
 from gpu_flows.cli.simulation import running
 from gpu_flows.schedulers.simulation.simulator import simulate as real_simulation
 
@@ -75,7 +76,7 @@ def test_unwritable_output_is_refused_before_the_simulation(
 
 def test_check_of_outputs_leaves_no_files(trace: Path) -> None:
     before = sorted(Path.cwd().iterdir())
-    outputs = ["--jobs-out", "new/deep/jobs.csv", "--warehouse", "new/w.duckdb", "--charts", "drawn/svg"]
+    outputs = ["--jobs-out", "new/deep/jobs.csv", "--warehouse", "new/w.duckdb", "--charts", "drawn/page"]
     assert "no trace format" in expect_error(simulate(trace, *outputs, "--format", "nope"))
     assert sorted(Path.cwd().iterdir()) == before
     assert simulate(trace, *outputs).code == 0
@@ -99,25 +100,32 @@ def test_results_are_printed_even_if_an_output_cannot_be_written(
         assert "jobs.csv.d/out.csv cannot be written" in result.err
         assert "Traceback" not in result.err
         assert result.json
-        assert Path("charts/turnaround.svg").exists()
+        assert Path("charts/simulation.html").exists()
 
 
 # Charts and facts
 
 
-def test_charts_are_valid_svg_whatever_the_names_of_jobs(tmp_path: Path) -> None:
+def test_one_page_has_the_figures_of_all_policies_whatever_the_names_of_jobs(tmp_path: Path) -> None:
     name = HOSTILE_TEXT.replace("\n", " ").replace(",", "")
     trace = write(tmp_path / "t.csv", "job_id,submit_time,num_gpus,duration", f"{name}<&>,0,1,90000")
     assert simulate(trace, "--charts", "deep/charts", "--policy", "fifo,fifo:skip=true").code == 0
-    drawn = {path.name: path.read_text() for path in Path("deep/charts").iterdir()}
-    assert sorted(drawn) == [
-        "gantt-1-fifo.svg",
-        "gantt-2-fifo-skip-true.svg",
-        "turnaround.svg",
-        "utilization.svg",
+    assert [path.name for path in Path("deep/charts").iterdir()] == ["simulation.html"]
+    page = Path("deep/charts/simulation.html").read_text()
+    assert re.findall(r'<section class="card wide" id="([\w-]+)"', page) == [
+        *("turnaround", "utilization", "gantt-1", "gantt-2"),
     ]
-    for text in drawn.values():
-        xml.dom.minidom.parseString(text)
+    assert "Devices over time: fifo:skip=true" in page
+    assert page.count("</script>") == page.count("<script")
+    assert "\x1b" not in page
+
+
+def test_charts_need_the_extra_before_anything_is_simulated(
+    trace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(charts, "find_spec", lambda name: None)
+    assert "pip install 'gpu-flows[charts]'" in expect_error(simulate(trace, "--charts", "charts"), code=1)
+    assert not Path("charts").exists()
 
 
 def test_warehouse_of_a_simulation_can_be_used_as_a_trace(trace: Path) -> None:

@@ -6,13 +6,13 @@ import math
 from pathlib import Path
 
 from analytics_store import Store, T
-from test_charts import EVIL, SVG, parse, texts
+from figure_helpers import EVIL, assert_harmless
 
 from gpu_flows.analytics import sql_files
-from gpu_flows.analytics.charts.learning_chart import draw_learning_chart, read_curves
 from gpu_flows.analytics.facts import LearningStep
+from gpu_flows.analytics.figures.learning import draw_learning, learning_of, read_curves
 from gpu_flows.analytics.query_runner import run_query
-from gpu_flows.cli.rl.curves import draw_curves, record_curves
+from gpu_flows.cli.rl.curves import record_curves, render_curves
 from gpu_flows.schedulers.learning.curve import LearningPoint
 
 
@@ -66,15 +66,19 @@ def test_the_chart_has_a_line_for_each_training_and_seed(tmp_path: Path) -> None
         (3000, -5),
     ]
     assert list(curves) == ["first, seed 0", "first, seed 1"]  # the other one has no turnaround
-    drawn = draw_learning_chart(curves)
-    assert {"first, seed 0", "first, seed 1", "0%", "+20%", "-5%", "3,000"} <= set(texts(drawn))
-    lines = [each for each in parse(drawn).iter(f"{SVG}path") if each.get("fill") == "none"]
-    assert len({each.get("stroke") for each in lines}) == 2
+    drawing = draw_learning(curves)
+    assert drawing is not None
+    first, second = drawing.figure.data
+    assert (first.name, second.name) == ("first, seed 0", "first, seed 1")
+    assert (list(second.x), [round(change) for change in second.y]) == ([1000, 2000, 3000], [15, 5, -5])
+    assert (first.line.color, first.line.dash) != (second.line.color, second.line.dash)
 
 
 def test_charts_of_one_point_of_nothing_and_of_strange_names() -> None:
-    parse(draw_learning_chart({EVIL: [(5.0, 0.0)]}))
-    assert "No training has recorded a point." in texts(draw_learning_chart({}))
+    drawing = draw_learning({EVIL: [(5.0, 0.0)]})
+    assert drawing is not None
+    assert_harmless(drawing)
+    assert learning_of({}).missing == "No training has recorded a point."
 
 
 def test_the_curves_of_a_training_are_recorded_and_drawn(tmp_path: Path) -> None:
@@ -89,4 +93,6 @@ def test_the_curves_of_a_training_are_recorded_and_drawn(tmp_path: Path) -> None
     assert found.rows == [(3, 100, 90.0, None), (3, 200, 90.0, None), (3, 300, None, 0.1)]
     seconds = run_query(database, "select epoch(max(time)) - epoch(min(time)) from learning_points").rows
     assert round(seconds[0][0]) == 20
-    assert {"seed 3", "-10%", "200"} <= set(texts(draw_curves(curves)))
+    page = render_curves(curves)
+    assert '"name":"seed 3"' in page
+    assert "seed 4" not in page

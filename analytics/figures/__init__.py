@@ -2,6 +2,7 @@
 
     theme            colours, fonts and axes that all figures share; names made harmless
     time_axis        times of real pools as dates, those of simulations as durations
+    bins             periods cut at the edges of intervals, in SQL
     chart            a figure of the history: its question, its SQL, how it is drawn
     catalogue        every figure of the history, in the order of the report
 

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from gpu_flows.analytics.figures.theme import MOST_MARKS, Drawing
-from gpu_flows.analytics.query_runner import QueryResult, run_query
+from gpu_flows.analytics.query_runner import QueryError, QueryResult, run_query
 
-TIMEOUT_S = 120.0
+TIMEOUT_S, MEMORY_MB = 120.0, 2048  # of a query
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,9 @@ class Scope:
     def ask(self, sql: str, max_rows: int | None = None) -> QueryResult:
         """Run SQL, in which $pool, $since and $until are this scope. Raises QueryError."""
         scope = {"pool": self.pool, "since": self.since, "until": self.until}
-        return run_query(self.database, sql, scope, max_rows=max_rows, timeout_s=TIMEOUT_S)
+        return run_query(
+            self.database, sql, scope, max_rows=max_rows, timeout_s=TIMEOUT_S, memory_mb=MEMORY_MB
+        )
 
 
 Draw = Callable[..., Drawing | None]
@@ -61,16 +63,17 @@ class Drawn:
 
 
 def read_chart(chart: Chart, scope: Scope, views: set[str]) -> Drawn:
-    """Ask the warehouse, which has these views, and draw the figure. Raises QueryError."""
+    """Ask the warehouse, which has these views, and draw the figure. One that cannot be drawn says why."""
     if absent := [view for view in chart.views if view not in views]:
-        reason = (
-            f"This warehouse has no {' and no '.join(absent)}. A worker of this version adds what is missing."
-        )
-        return Drawn(chart.key, chart.title, chart.meaning, missing=reason)
-    results = [scope.ask(chart.queries[0], chart.most_rows)]
-    if results[0].truncated and chart.coarse:
-        return read_chart(chart.coarse, scope, views)
-    results += [scope.ask(query) for query in chart.queries[1:]]
+        missing = f"This warehouse has no {' and no '.join(absent)} yet; a worker of this version adds it."
+        return Drawn(chart.key, chart.title, chart.meaning, missing=missing)
+    try:
+        results = [scope.ask(chart.queries[0], chart.most_rows)]
+        if results[0].truncated and chart.coarse:
+            return read_chart(chart.coarse, scope, views)
+        results += [scope.ask(query) for query in chart.queries[1:]]
+    except QueryError as error:
+        return Drawn(chart.key, chart.title, chart.meaning, missing=str(error))
     drawing = chart.draw(*results)
     missing = "" if drawing else chart.when_empty
     return Drawn(chart.key, chart.title, chart.meaning, drawing, missing, results[0])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from plotly import graph_objects as go
 
+from gpu_flows.analytics.figures.bins import cut
 from gpu_flows.analytics.figures.chart import Chart
 from gpu_flows.analytics.figures.theme import COLOURS, Drawing, format_duration, make_figure
 from gpu_flows.analytics.figures.time_axis import TimeAxis, seconds_of
@@ -13,29 +14,12 @@ BINS = 240
 
 _IDLE = f"""
 -- How many devices were idle in each interval while a waiting job would have fitted?
-with clock as (
-    select epoch($since) as first, greatest(epoch($until) - epoch($since), 1e-3) / {BINS} as bin_s
+with periods as (
+    select since, until, idle_devices from fragmentation where pool = $pool and idle_devices > 0
 ),
-periods as (
-    select idle_devices, first, bin_s,
-        epoch(greatest(since, $since)) as since, epoch(least(until, $until)) as until
-    from fragmentation, clock
-    where pool = $pool and since < $until and until > $since and idle_devices > 0
-),
-pieces as (
-    select *, unnest(range(
-        cast(floor((since - first) / bin_s) as bigint),
-        least(cast(floor((until - first) / bin_s) as bigint) + 1, {BINS})
-    )) as bin
-    from periods
-),
-summed as (
-    select bin, sum(idle_devices
-        * greatest(0, least(until, first + (bin + 1) * bin_s) - greatest(since, first + bin * bin_s))
-    ) as idle_device_s
-    from pieces group by bin
-)
-select to_timestamp(first + bin * bin_s) as time, coalesce(idle_device_s, 0) / bin_s as idle_devices,
+{cut("periods", BINS)},
+summed as (select bin, sum(idle_devices * within_s) as idle_device_s from pieces group by bin)
+select to_timestamp(first_s + bin * bin_s) as time, coalesce(idle_device_s, 0) / bin_s as idle_devices,
     coalesce(idle_device_s, 0) as idle_device_s
 from (select unnest(range({BINS})) as bin) left join summed using (bin) cross join clock
 where exists (from jobs where pool = $pool)

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from plotly import graph_objects as go
 
+from gpu_flows.analytics.figures.bins import cut
 from gpu_flows.analytics.figures.chart import Chart
 from gpu_flows.analytics.figures.heat import (
     BINS,
@@ -34,42 +35,30 @@ from gpu_flows.analytics.query_runner import QueryResult
 NAMED = 0.03  # part of the time that a bar must take to bear the name of its job
 LARGEST_SHARE = 0.88  # of a row's height that bars take
 
-_HOLDS = """
+_HOLDS = f"""
 -- What did each job hold, and when?
+with {NUMBERED_DEVICES}
 select
-    holds.node || ' / ' || coalesce(devices.index, 0) as device,
+    coalesce(numbered.device, holds.node) as device,
     holds.job_id, jobs.name, jobs.user_name, holds.attempt,
     greatest(holds.since, $since) as since, least(holds.until, $until) as until,
     coalesce(attempt_ends.outcome, 'running') as outcome
 from device_holds as holds
 join jobs using (job_id)
-left join devices on devices.device_id = holds.device_id and devices.pool = holds.pool
+left join numbered on numbered.device_id = holds.device_id
 left join attempt_ends on attempt_ends.job_id = holds.job_id and attempt_ends.attempt = holds.attempt
 where holds.pool = $pool and holds.since < $until and holds.until > $since
-order by holds.node, devices.index, holds.since, holds.job_id
+order by numbered.position, holds.since, holds.job_id
 """
 _SHARES = f"""
 -- Which part of neighbouring devices was held, in each interval?
 with {NUMBERED_DEVICES},
-holds as (
-    select row, epoch(greatest(since, $since)) as since, epoch(least(until, $until)) as until, first, bin_s
-    from device_held join placed using (device_id), clock
-    where pool = $pool and since < $until and until > $since
-),
-pieces as (
-    select row, first, bin_s, since, until, unnest(range(
-        cast(floor((since - first) / bin_s) as bigint),
-        least(cast(floor((until - first) / bin_s) as bigint) + 1, {BINS})
-    )) as bin
-    from holds
-)
-select
-    device, rows.devices, to_timestamp(first + bin * bin_s) as time,
-    100 * sum(greatest(0, least(until, first + (bin + 1) * bin_s) - greatest(since, first + bin * bin_s)))
-        / (bin_s * rows.devices) as held_percent
+held as (select row, since, until from device_held join placed using (device_id) where pool = $pool),
+{cut("held", BINS)}
+select device, rows.devices, time, 100 * sum(within_s) / (any_value(bin_s) * rows.devices) as held_percent
 from rows left join pieces using (row)
-group by row, device, rows.devices, bin, first, bin_s
-order by row, bin
+group by row, device, rows.devices, time
+order by row, time
 """
 
 

@@ -15,15 +15,17 @@ MOST_ROWS, BINS = 64, 120  # of a heat map; with more devices, a row is several 
 ROW, MARGINS = 22, 110  # heights in pixels
 HIGHEST = 700  # of all rows
 
-# The rows of a heat map of the pool's devices, and the intervals of its columns.
+# The rows of a heat map of the pool's devices.
 NUMBERED_DEVICES = f"""numbered as (
-    select device_id, node || ' / ' || index as device,
+    select device_id,
+        -- slices of one GPU have its index
+        node || ' / ' || index
+            || if(count(*) over (partition by node, index) = 1, '', ' ' || right(device_id, 6)) as device,
         row_number() over (order by node, index, device_id) - 1 as position, count(*) over () as devices
     from devices where pool = $pool
 ),
 placed as (select *, position // cast(ceil(devices / {MOST_ROWS}) as bigint) as row from numbered),
-rows as (select row, min_by(device, position) as device, count(*) as devices from placed group by row),
-clock as (select epoch($since) as first, greatest(epoch($until) - epoch($since), 1e-3) / {BINS} as bin_s)"""
+rows as (select row, min_by(device, position) as device, count(*) as devices from placed group by row)"""
 
 
 def draw_heat(rows: Sequence[tuple[Any, ...]], what: str) -> Drawing | None:

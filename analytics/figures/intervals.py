@@ -8,12 +8,13 @@ from plotly import graph_objects as go
 
 from gpu_flows.analytics.figures.theme import COLOURS, GREY, Drawing, line_styles, make_figure, name_of
 
-ROW, MARGINS = 20, 110  # heights in pixels
+ROW, MARGINS = 20, 70  # heights in pixels
+# By how a name begins.
 LOOKED_AT = {
     "dally,": COLOURS[0],
     "patient": COLOURS[1],
     "rl": COLOURS[1],
-}  # by how a name begins; others are grey
+}  # others are grey
 
 Interval = tuple[float, float]
 """(mean, half of the width of its interval)."""
@@ -23,24 +24,41 @@ Point = tuple[float, float, float]
 
 def draw_groups(groups: Mapping[str, Mapping[str, Interval]], subtitle: str = "") -> Drawing:
     """Draw the interval of each scheduler in each group, on a logarithmic scale."""
-    rows = [(group, name, *value) for group, found in groups.items() for name, value in found.items()]
-    colours = [_colour_of(name) for _, name, _, _ in rows]
+    rows: list[tuple[str, float, float]] = []
+    labels: list[str] = []  # of each row; a group begins with its own name
+    places: list[int] = []
+    for group, found in groups.items():
+        labels.append(f"<b>{name_of(group)}</b>")
+        for name, (mean, half) in found.items():
+            places.append(len(labels))
+            labels.append(name_of(name))
+            rows.append((name, mean, half))
     dots = go.Scatter(
-        orientation="h",
-        y=[[name_of(group) for group, *_ in rows], [name_of(name) for _, name, *_ in rows]],
-        x=[mean for *_, mean, _ in rows],
-        mode="markers+text",
-        marker={"color": colours, "size": 9, "symbol": "diamond"},
-        text=[f"   {mean:,.0f}" for *_, mean, _ in rows],
-        textposition="middle right",
-        cliponaxis=False,
+        x=[mean for _, mean, _ in rows],
+        y=places,
+        mode="markers",
+        marker={"color": [_colour_of(name) for name, *_ in rows], "size": 9, "symbol": "diamond"},
         error_x={"array": [half for *_, half in rows], "thickness": 1.2, "width": 3, "color": GREY},
+        hovertext=[f"{name_of(name)}: {mean:,.4g} ± {half:,.2g}" for name, mean, half in rows],
+        hoverinfo="text",
         showlegend=False,
     )
-    figure = make_figure([dots], height=MARGINS + ROW * len(rows))
+    means = go.Scatter(
+        x=[mean + half for _, mean, half in rows],
+        y=places,
+        mode="text",
+        text=[f"  {mean:,.0f}" for _, mean, _ in rows],
+        textposition="middle right",
+        textfont={"size": 11},
+        cliponaxis=False,
+        hoverinfo="skip",
+        showlegend=False,
+    )
+    figure = make_figure([dots, means], height=MARGINS + ROW * len(labels))
     figure.update_xaxes(type="log", dtick="D2", tickformat=",")
-    figure.update_yaxes(type="multicategory", autorange="reversed", showgrid=False, showdividers=True)
-    figure.update_layout(margin={"r": 70})
+    axis = {"tickvals": list(range(len(labels))), "ticktext": labels, "range": [len(labels) - 0.5, -0.5]}
+    figure.update_yaxes(**axis, showgrid=False, zeroline=False)
+    figure.update_layout(margin={"r": 64})
     return Drawing(figure, subtitle)
 
 

@@ -13,7 +13,7 @@ from gpu_flows.schedulers.model import Device, Job, Node
 from gpu_flows.schedulers.simulation.bounds import bounds
 from gpu_flows.schedulers.workload import Arrival, allow_spanning
 
-MOST_JOBS = 20_000  # the bounds of more take too long
+MOST_JOBS = 10_000  # the bounds of more take too long
 
 # The fewest devices of a job's attempts, so that the bound is not above what an elastic job could do.
 _JOBS = """

@@ -2,35 +2,36 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from plotly import graph_objects as go
 
 from gpu_flows.analytics.figures.chart import Chart
-from gpu_flows.analytics.figures.theme import COLOURS, Drawing, make_figure
+from gpu_flows.analytics.figures.theme import COLOURS, MOST_MARKS, Drawing, make_figure
 from gpu_flows.analytics.figures.time_axis import TimeAxis, seconds_of
 from gpu_flows.analytics.query_runner import QueryResult
 
-BINS = 400  # of the time, each with two points, where there are more changes than can be drawn
+BINS = 400  # of the time, where there are more changes than can be drawn
 
-_CHANGES = """
--- How many jobs waited and ran, from each change on?
-select time, waiting, running from queue_over_time where pool = $pool and time > $since and time <= $until
-union all
-select $since, max_by(waiting, time), max_by(running, time)
-from queue_over_time where pool = $pool and time <= $since having count(*) > 0
-order by time
-"""
-# The most of each interval stands where it begins, and what was left at its last change stands there.
-_PEAKS = f"""
--- How many jobs waited and ran at most, in each interval?
-with binned as (
-    select *, floor({BINS} * seconds($since, time) / greatest(seconds($since, $until), 1e-3)) as bin
-    from queue_over_time where pool = $pool and time > $since and time <= $until
+# Of an interval, the most stands where it begins, and what its last change left stands there.
+_QUEUE = f"""
+-- How many jobs waited and ran, from each of these times on?
+with known as materialized (
+    select time, waiting, running from queue_over_time where pool = $pool and time <= $until
+),
+changes as (
+    select *, count(*) over () as changes,
+        floor({BINS} * seconds($since, time) / greatest(seconds($since, $until), 1e-3)) as bin
+    from known where time > $since
 )
-select min(time) as time, max(waiting) as waiting, max(running) as running from binned group by bin
-union
-select max(time), max_by(waiting, time), max_by(running, time) from binned group by bin having count(*) > 1
+select $since as time, max_by(waiting, time) as waiting, max_by(running, time) as running, 0 as changes
+from known where time <= $since having count(*) > 0
+union all
+select time, waiting, running, changes from changes where changes <= {MOST_MARKS}
+union all
+select min(time), max(waiting), max(running), max(changes)
+from changes where changes > {MOST_MARKS} group by bin
+union all
+select max(time), max_by(waiting, time), max_by(running, time), max(changes)
+from changes where changes > {MOST_MARKS} group by bin having count(*) > 1
 order by time
 """
 
@@ -55,21 +56,17 @@ def draw_queue(found: QueryResult) -> Drawing | None:
     figure = make_figure(lines, hovermode="x unified", showlegend=True)
     figure.update_xaxes(**axis.layout())
     figure.update_yaxes(title={"text": "jobs"}, rangemode="tozero", tickformat=",d")
-    return Drawing(figure)
+    changes = max(row[3] for row in found.rows)
+    summed_up = f"The most in each of {BINS} intervals, of {changes:,} changes"
+    return Drawing(figure, summed_up if changes > MOST_MARKS else "")
 
 
-def _draw_peaks(found: QueryResult) -> Drawing | None:
-    drawing = draw_queue(found)
-    return drawing and Drawing(drawing.figure, f"The most in each of {BINS} intervals")
-
-
-_CHART = Chart(
+CHART = Chart(
     key="queue",
     title="Waiting and running jobs",
     meaning="A growing orange area means that jobs arrive faster than the devices can serve them.",
-    queries=(_CHANGES,),
+    queries=(_QUEUE,),
     draw=draw_queue,
     when_empty="No job was submitted in this time.",
     views=("queue_over_time",),
 )
-CHART = replace(_CHART, coarse=replace(_CHART, queries=(_PEAKS,), draw=_draw_peaks))

@@ -13,6 +13,7 @@ from gpu_flows.analytics.figures.chart import Drawn
 from gpu_flows.analytics.figures.gantt import Hold, draw_holds
 from gpu_flows.analytics.figures.heat import BINS, MOST_ROWS, draw_heat
 from gpu_flows.analytics.figures.theme import (
+    AXIS,
     COLOURS,
     MOST_MARKS,
     Drawing,
@@ -142,25 +143,22 @@ def _draw_strips(uses: Mapping[str, DeviceUse]) -> Drawing | None:
         return None
     edges, axis = np.linspace(begin, end, BINS + 1), TimeAxis(begin, end)
     height = MARGINS + (STRIP + GAP) * max(len(uses), 2)
-    frame = make_subplots(
+    figure = make_subplots(
         rows=len(uses),
         cols=1,
         shared_xaxes=True,
         vertical_spacing=GAP / (height - MARGINS),
         subplot_titles=[name_of(policy) for policy in uses],
+        figure=make_figure([], height),
     )
-    figure = make_figure([], height=height)
-    figure = go.Figure(frame.update_layout(figure.layout.to_plotly_json()))
     for row, (policy, use) in enumerate(uses.items(), start=1):
         shares = 100 * use.over_time(edges) if len(use.since) else np.zeros(BINS)
         figure.add_trace(_strip(axis, edges, shares, policy), row=row, col=1)
-    common = figure.layout.xaxis.to_plotly_json()
-    look = {key: common[key] for key in ("gridcolor", "linecolor", "zerolinecolor")}
     settings = axis.layout()
-    title = {"font": {"size": 13}, **settings.pop("title", {})}
-    figure.update_xaxes(**look, **settings)
+    title = settings.pop("title", {})
+    figure.update_xaxes(**AXIS, **settings)
     figure.update_xaxes(title=title, row=len(uses))
-    figure.update_yaxes(**look, range=[0, 101], ticksuffix="%", nticks=3)
+    figure.update_yaxes(**AXIS, range=[0, 101], ticksuffix="%", nticks=3)
     figure.update_annotations(x=0, xanchor="left", font={"size": 13})
     figure.update_layout(margin={"t": 28})
     return Drawing(figure, f"Means over {BINS} intervals of {format_duration(edges[1] - edges[0])}")

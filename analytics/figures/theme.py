@@ -25,6 +25,14 @@ WARNING = "#d1242f"
 INK = "#24292f"  # on the bars of jobs, which are light in every theme
 GREY, FAINT = "#7d8590", "rgba(125, 133, 144, 0.25)"
 SHADES = [[0.0, "rgba(0, 114, 178, 0.08)"], [1.0, "#0072b2"]]  # from almost nothing, on any background
+AXIS = {
+    "gridcolor": FAINT,
+    "zerolinecolor": FAINT,
+    "linecolor": GREY,
+    "automargin": True,
+    "tickangle": 0,
+    "title": {"font": {"size": 13}},
+}
 FONT = "system-ui, -apple-system, 'Segoe UI', Helvetica, Arial, sans-serif"
 
 MOST_MARKS = 3_000  # of a figure; beyond this, single ones can neither be seen nor drawn quickly
@@ -44,14 +52,6 @@ class Drawing:
 
 def make_figure(traces: Sequence[Any], height: int = 340, **layout: Any) -> go.Figure:
     """Return a figure in the common style. `layout` adds to it."""
-    axis = {
-        "gridcolor": FAINT,
-        "zerolinecolor": FAINT,
-        "linecolor": GREY,
-        "automargin": True,
-        "tickangle": 0,
-        "title": {"font": {"size": 13}},
-    }
     above = 36 if layout.get("showlegend") else 12
     figure = go.Figure(
         list(traces),
@@ -64,8 +64,8 @@ def make_figure(traces: Sequence[Any], height: int = 340, **layout: Any) -> go.F
             "margin": {"l": 56, "r": 16, "t": above, "b": 48},
             "legend": {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom", "traceorder": "normal"},
             "hoverlabel": {"font": {"family": FONT, "size": 13}, "align": "left"},
-            "xaxis": axis,
-            "yaxis": axis,
+            "xaxis": AXIS,
+            "yaxis": AXIS,
         },
     )
     return figure.update_layout(**layout)

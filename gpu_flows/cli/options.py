@@ -33,8 +33,8 @@ def examples(*lines: str, **settings: Any) -> Callable[[F], F]:
     return decorate
 
 
-def quantity_option(metavar: str, help: str, parse: Callable[[str], float]) -> Any:
-    """An option whose value is written with a unit."""
+def quantity_option(metavar: str, help: str, parse: Callable[[str], float], default: str = "") -> Any:
+    """An option whose value is written with a unit; the help shows its default as written here."""
 
     def read(text: str) -> float:
         try:
@@ -42,12 +42,12 @@ def quantity_option(metavar: str, help: str, parse: Callable[[str], float]) -> A
         except ValueError as error:
             raise typer.BadParameter(f"{error}.") from None
 
-    return typer.Option(metavar=metavar, help=help, parser=read)
+    return typer.Option(metavar=metavar, help=help, parser=read, show_default=default or True)
 
 
-def duration_option(help: str) -> Any:
+def duration_option(help: str, default: str = "") -> Any:
     text = f"{help} As 90s, 30m or 1h30m; a bare number is seconds."
-    return quantity_option("TIME", text, parse_duration)
+    return quantity_option("TIME", text, parse_duration, default)
 
 
 def add_command(app: typer.Typer, name: str, function: Callable[..., None]) -> None:

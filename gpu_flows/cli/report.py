@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     "gpu-flows report --database w.duckdb --pool lab --json",
 )
 def report(
-    since: Annotated[float, duration_option("How much of the history to show.")] = 7 * 86_400.0,
+    since: Annotated[float, duration_option("How much of the history to show.", "7d")] = 7 * 86_400.0,
     out: Annotated[Path, typer.Option(metavar="FILE", help="Where the report goes.")] = Path("report.html"),
     open_it: Annotated[bool, typer.Option("--open", help="Open it in the browser.")] = False,
     database: Annotated[
