@@ -13,7 +13,7 @@ from gpu_flows.schedulers.model import DEFAULT_RACK, Device, DeviceLink, LinkGro
 
 def load_nodes(database: Path, pool: str) -> list[Node]:
     """Return the nodes of a pool with every device that was seen and is not gone. Raises QueryError."""
-    found = run_query(database, _NODES.format(devices=_PRESENT), {"pool": pool})
+    found = run_query(database, _NODES.format(devices=_PRESENT) + _IN_ORDER, {"pool": pool})
     return build_nodes(dict(zip(found.columns, row, strict=True)) for row in found.rows)
 
 
@@ -41,8 +41,7 @@ where device_id not in (
 # Nodes and devices in the order in which they were declared, which decides between equal choices.
 _NODES = f"""
 with latest as (
-    select device_id, arg_max(devices, time) as seen, min(rowid) as position
-    from devices where pool = $pool group by device_id
+    select device_id, arg_max(devices, time) as seen from devices where pool = $pool group by device_id
 ),
 described as (select node, arg_max(nodes, time) as known from nodes where pool = $pool group by node)
 select
@@ -54,10 +53,11 @@ select
     coalesce(known.rack, '{DEFAULT_RACK}') as rack,
     coalesce(known.cpus, 0) as cpus,
     coalesce(known.ram_mb, 0) as ram_mb,
-    coalesce(known.links, '[]') as links
+    coalesce(known.links, '[]') as links,
+    known.position
 from latest left join described on described.node = seen.node
 {{devices}}
-order by min(position) over (partition by seen.node), seen.index
 """
+_IN_ORDER = "order by position nulls last, node, index"
 ALL_NODES = _NODES.format(devices="")
-"""The same rows for all devices that the pool ever had."""
+"""A query for all devices that the pool ever had, each with its node and the `position` of that."""

@@ -1,7 +1,10 @@
 """The recorded jobs of a pool as a trace for the simulator, and what it cost to stop jobs there.
 
 A job's duration is its time on devices over all attempts. Jobs that never ended or never ran are left out
-and counted. The nodes and GPU models that a job required are not recorded, so in a simulation it runs on any.
+and counted. Jobs ask for what their owners asked for: nodes and GPU models, elastic sizes, processors, and
+the priority of their work queue. Of jobs that an older gpu-flows recorded this is not known, and they run on
+any device. A replay that also repeats when jobs entered the queue, and how long it took to launch and to stop
+them, is `whatif`.
 """
 
 from __future__ import annotations
@@ -40,9 +43,10 @@ def load(database: Path, pool: str = "", experiment: str = "", **choices: Any) -
         found = run_query(database, _JOBS, {"pool": pool, "experiment": experiment})
     except QueryError as error:
         raise TraceError(f"Warehouse {database} cannot be read: {error}") from None
-    names = [name for name in found.columns if name != "left_out"]
+    names = found.columns[:-2]
     left_out = Counter(row[-1] for row in found.rows if row[-1])
-    jobs = [row[:-1] for row in found.rows if not row[-1]]
+    kept = [row for row in found.rows if not row[-1]]
+    jobs, unknown = [row[:-2] for row in kept], sum(not row[-2] for row in kept)
     if not jobs:
         raise TraceError(f"Pool {pool!r} of {database} has no job that ran and ended.")
     with TemporaryDirectory() as folder:
@@ -50,7 +54,16 @@ def load(database: Path, pool: str = "", experiment: str = "", **choices: Any) -
         with written.open("w", encoding="utf-8", newline="") as file:
             csv.writer(file).writerows([names, *jobs])
         trace = load_trace(written, "native", **choices)
-    return replace(trace, source=str(database), format=FORMAT, skipped=trace.skipped + left_out)
+    remark = (
+        f"Of {unknown:,} jobs the nodes and GPU models that they require were not recorded: they take any."
+    )
+    return replace(
+        trace,
+        source=str(database),
+        format=FORMAT,
+        skipped=trace.skipped + left_out,
+        remark=remark if unknown else "",
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,18 +115,28 @@ select
     epoch_us(submitted) / 1e6 as submit_time,
     gpus as num_gpus,
     run_s as duration,
-    coalesce(nullif(deployment, ''), flow) as model,
+    coalesce(nullif(job_requests.kind, ''), nullif(deployment, ''), flow) as model,
     user_name as user,
     priority,
     epoch_us(deadline) / 1e6 as deadline,
     gpu_memory_mb / 1024 as gpu_memory_gb,
-    expected_s as expected,
+    job_history.expected_s as expected,
+    array_to_string(from_json(models, '["VARCHAR"]'), '|') as gpu_model,
+    array_to_string(from_json(nodes, '["VARCHAR"]'), '|') as nodes,
+    nullif(min_gpus, 0) as min_gpus,
+    nullif(max_gpus, 0) as max_gpus,
+    may_span_nodes,
+    queue_priority,
+    preemptible,
+    cpus,
+    ram_mb / 1024 as ram_gb,
+    job_requests.job_id is not null as is_complete,
     case
         when gpus = 0 then 'holds no device'
         when attempts = 0 then 'never ran'
         when state <> 'ended' then 'has not ended'
     end as left_out
-from job_history
+from job_history left join job_requests using (job_id)
 where pool = $pool and $experiment in ('', experiment)
 order by submitted, job_id
 """

@@ -37,7 +37,7 @@ from gpu_flows.analytics.facts import (
 from gpu_flows.analytics.warehouse import Warehouse
 from gpu_flows.schedulers.model import all_devices
 from gpu_flows.schedulers.protection import UNPROTECTED
-from gpu_flows.schedulers.simulation.simulator import Attempt, JobResult, Simulation
+from gpu_flows.schedulers.simulation.outcome import Attempt, JobResult, Simulation
 from gpu_flows.schedulers.workload import Arrival
 
 RUNTIME = "simulated"
@@ -95,8 +95,8 @@ def list_facts(simulation: Simulation, policy: str, experiment: Experiment, now:
     pool = f"sim:{label}@{_digest(*map(_outcome, simulation.jobs))}"
     yield ExperimentRan(experiment.name, now, experiment.description)
     first = min((job.arrival.job.submitted for job in simulation.jobs), default=0.0)
-    for node in simulation.nodes:
-        yield NodeSeen.of(node, pool, first)
+    for position, node in enumerate(simulation.nodes):
+        yield NodeSeen.of(node, position, pool, first)
     # Devices count from the first job that ended, as in the summary: those of other jobs were not used.
     submitted = [job.arrival.job.submitted for job in simulation.jobs if job.ended is not None]
     opened = min(submitted, default=0.0)

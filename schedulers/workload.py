@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from gpu_flows.schedulers.model import Job
+from gpu_flows.schedulers.model import Device, Job, Node
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,5 +37,22 @@ def allow_spanning(arrivals: Iterable[Arrival], wider_than: int = 0) -> list[Arr
         replace(arrival, job=replace(arrival.job, may_span_nodes=True))
         if arrival.job.gpus > wider_than and not arrival.job.may_span_nodes
         else arrival
+        for arrival in arrivals
+    ]
+
+
+def forget_other_nodes(arrivals: Iterable[Arrival], nodes: Iterable[Node]) -> list[Arrival]:
+    """Return the same workload for another cluster: a job that asks for nodes of which there is none takes
+    any."""
+    places = [Device("", node.name, 0) for node in nodes]
+    known: dict[tuple[str, ...], bool] = {(): True}
+
+    def has_nodes(patterns: tuple[str, ...]) -> bool:
+        if patterns not in known:
+            known[patterns] = any(map(Job("", nodes=patterns).accepts, places))
+        return known[patterns]
+
+    return [
+        arrival if has_nodes(arrival.job.nodes) else replace(arrival, job=replace(arrival.job, nodes=()))
         for arrival in arrivals
     ]

@@ -51,7 +51,7 @@ ONE_OF_EACH: tuple[Fact, ...] = (
     Offered(T + 1, "pool", "job-1", "dally", "rack", False, 0.5, None, 1.25, 0.75),
     Swapped(T, "pool", "", "fifo", "{}"),
     ProtectionSet(T, "pool", 60.0, 10),
-    NodeSeen(T, "pool", "n0", "default", 16.0, 64_000, "[[3, [0, 1]]]"),
+    NodeSeen(T, "pool", "n0", "default", 16.0, 64_000, "[[3, [0, 1]]]", 1),
     DeviceSeen("GPU-1", "pool", "n0", 0, "GTX 1080 Ti", 11_000, T),
     DeviceEvent(T + 3, "GPU-1", "n0", "sick", "Xid 79"),
     sample(5),

@@ -104,6 +104,22 @@ async def test_a_save_without_a_change_swaps_nothing(tmp_path: Path, monkeypatch
 
 
 @in_event_loop
+async def test_the_protection_of_jobs_is_recorded_when_it_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool = FollowedPool(tmp_path, FakeBlocks(cluster=CLUSTER, scheduler={"policy": "fifo"}), monkeypatch)
+    protection = {"min_run_seconds": 5, "most_preemptions": 2}
+    for saved in ({}, {}, {"protection": protection}, {"protection": protection}):
+        await pool.save("gpu-scheduler", {"policy": "fifo", **saved})
+    facts = [fact for fact in pool.facts if fact.table == "protections"]
+    assert [(fact.pool, fact.min_run_seconds, fact.most_preemptions) for fact in facts] == [
+        ("pool", 60, 10),
+        ("pool", 5, 2),
+    ]
+    await pool.follower.close()
+
+
+@in_event_loop
 async def test_the_error_of_an_edit_ends_with_the_next_valid_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -35,6 +35,9 @@ async def test_two_jobs_are_preempted_for_one_and_continue_later(tmp_path: Path)
     assert {
         (fact.job_id, fact.kind, fact.freed_for, fact.requested, fact.released) for fact in interruptions
     } == {(job_id, "preempted", '["urgent"]', 1010.0, 1015.0) for job_id in ("a", "b")}
+    assert {fact.requeued for fact in interruptions} == {1015.0}
+    released = [fact.released for fact in pool.facts if fact.table == "attempt_ends"]
+    assert released == [1015.0] * 5, "of the preempted ones, and of all that completed"
 
 
 @in_event_loop

@@ -157,6 +157,28 @@ async def test_a_job_over_the_limit_waits_with_a_reason_and_starts_when_there_is
 
 
 @in_event_loop
+async def test_what_a_job_asked_for_is_recorded_when_it_enters_the_queue(tmp_path: Path) -> None:
+    pool = Pool(tmp_path)
+    pool.set(concurrency_limit=1)
+    asks = {"nodes": ["node-*"], "gpu_models": ["V100"], "preemptible": False, "expected_seconds": 90}
+    first, second = pool.submit("a"), pool.submit("b", min_gpus=1, max_gpus=2, **asks)
+
+    def queued() -> list[Any]:
+        return [fact for fact in pool.facts if fact.table == "job_requests"]
+
+    await pool.sync.sync_all()
+    await pool.until_running("a")
+    assert [fact.job_id for fact in queued()] == [str(first.id)], "the other one is held back by the limit"
+    pool.set(concurrency_limit=2)
+    await pool.sync.sync_all()
+    await pool.sync.sync_all()
+    assert [fact.job_id for fact in queued()] == [str(first.id), str(second.id)], "each is recorded once"
+    fact = queued()[1]
+    assert (fact.nodes, fact.models, fact.min_gpus, fact.max_gpus) == ('["node-*"]', '["V100"]', 1, 2)
+    assert (fact.preemptible, fact.expected_s, fact.predicted) == (False, 90.0, "[]")
+
+
+@in_event_loop
 async def test_a_job_that_another_worker_gives_back_starts_here(tmp_path: Path) -> None:
     """The other worker lost the lease after it had claimed the run, and before it launched it."""
     pool = Pool(tmp_path)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @in_table("nodes")
 class NodeSeen(PoolFact):
-    """A node joined the pool, or has another rack or other resources than before."""
+    """A node joined the pool, or has another rack, place or other resources than before."""
 
     node: str
     rack: str
@@ -23,11 +23,14 @@ class NodeSeen(PoolFact):
     """0: not counted."""
     links: str = "[]"
     """A JSON list: how closely which of its devices are linked."""
+    position: int = 0
+    """Its place among the nodes of the pool, which decides between equal choices."""
 
     @classmethod
-    def of(cls, node: Node, pool: str, time: float) -> NodeSeen:
+    def of(cls, node: Node, position: int, pool: str, time: float) -> NodeSeen:
         """Return the fact that this node is one of the pool."""
-        return cls(time, pool, node.name, node.rack, node.cpus, node.ram_mb, json.dumps(node.links))
+        links = json.dumps(node.links)
+        return cls(time, pool, node.name, node.rack, node.cpus, node.ram_mb, links, position)
 
 
 @in_table("devices")

@@ -35,3 +35,4 @@ alter table interruptions add column requeued timestamptz; -- when its end was r
 alter table nodes add column cpus double;    -- 0: not counted
 alter table nodes add column ram_mb bigint;  -- 0: not counted
 alter table nodes add column links varchar;  -- JSON list of [link, [device index, ...]]
+alter table nodes add column position bigint;  -- among the nodes of the pool; decides between equal choices

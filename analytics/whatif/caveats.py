@@ -10,7 +10,7 @@ from gpu_flows.analytics.whatif.running import policies_in_force
 from gpu_flows.analytics.whatif.workload import Workload
 from gpu_flows.schedulers.model import all_devices
 from gpu_flows.schedulers.policy import policies
-from gpu_flows.schedulers.simulation.simulator import Simulation
+from gpu_flows.schedulers.simulation.outcome import Simulation
 
 HELD_S = 5.0  # a job that entered the queue later than this after its submission was held back
 
@@ -123,6 +123,8 @@ def _assumed_of_devices(record: PoolRecord, simulations: Sequence[Simulation]) -
         yield "Twice the devices are twice as fast for jobs that can be resized."
     if any(each.job.may_span_nodes for each in record.jobs):
         yield "A job is as fast on several nodes as on one."
+    if any(each.job.memory_mb for each in record.jobs):
+        yield "Jobs that share a device do not slow each other down."
     yield "Devices are away when they were recorded as sick or gone; drained nodes were not recorded."
 
 

@@ -10,7 +10,7 @@ from statistics import fmean
 from gpu_flows.analytics.whatif.record import PoolRecord
 from gpu_flows.analytics.whatif.workload import Workload
 from gpu_flows.schedulers.model import Node, all_devices
-from gpu_flows.schedulers.simulation.simulator import Attempt, JobResult, Simulation
+from gpu_flows.schedulers.simulation.outcome import Attempt, JobResult, Simulation
 from gpu_flows.schedulers.simulation.summary import Summary, outcome, summarize
 
 

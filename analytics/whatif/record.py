@@ -1,7 +1,7 @@
-"""What a warehouse knows of a pool in a period: its jobs with all their attempts, its devices, and its policies.
+"""What a warehouse knows of a pool in a period: its jobs with their attempts, its devices and its policies.
 
-A job *counts* if it belongs to the period, or to the experiment. The jobs that were there at the same time are
-part of the record too, because the counted ones competed with them.
+A job *counts* if it belongs to the period, or to the experiment. The jobs that were there at the same time
+are part of the record too, because the counted ones competed with them.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any
 
 from gpu_flows.analytics.query_runner import QueryError, QueryResult, run_query
 from gpu_flows.analytics.recorded_cluster import ALL_NODES, build_nodes
+from gpu_flows.analytics.simulated_facts import RUNTIME
 from gpu_flows.schedulers.model import Job, Node
 from gpu_flows.schedulers.protection import Protection
 
@@ -38,6 +39,7 @@ class RecordedAttempt:
     released: float | None  # when its devices were free
     outcome: str
     policy: str
+    runtime: str
     devices: tuple[str, ...]
     requested: float | None  # when a policy asked it to stop
     requeued: float | None  # when that was reported
@@ -97,6 +99,11 @@ class PoolRecord:
     def counted(self) -> list[RecordedJob]:
         return [each for each in self.jobs if each.counts]
 
+    @property
+    def is_live(self) -> bool:
+        """Whether jobs really ran, and were not simulated."""
+        return any(attempt.runtime != RUNTIME for each in self.jobs for attempt in each.attempts)
+
 
 def read_record(
     database: Path, pool: str = "", since: float = 0.0, until: float = inf, experiment: str = ""
@@ -105,11 +112,9 @@ def read_record(
     try:
         pool = pool or _only_pool(database, experiment)
         period = {"pool": pool, "since": since, "until": min(until, 9e11), "experiment": experiment}
-        asked: list[tuple[str, dict[str, Any]]] = [(_JOBS, period)]
-        asked += [(query, {"pool": pool}) for query in (ALL_NODES, _AVAILABLE, _SETTINGS, _INTERRUPTIONS)]
-        with ThreadPoolExecutor(len(asked)) as threads:  # each query is a process
-            answers = threads.map(lambda each: _list_rows(run_query(database, *each)), asked)
-            jobs, devices, available, settings, interruptions = answers
+        with ThreadPoolExecutor() as threads:  # each query is a process
+            asked = (_JOBS, period), (_POOL, {"pool": pool})
+            jobs, (known,) = threads.map(lambda each: _list_rows(run_query(database, *each)), asked)
     except QueryError as error:
         raise NoRecord(_explain(error, database)) from None
     if not any(row["counts"] for row in jobs):
@@ -121,15 +126,11 @@ def read_record(
         min(each.job.submitted for each in counted),
         max(jobs[0]["horizon"], max(each.entered for each in counted)),
         recorded,
-        build_nodes(devices),
-        _group(available),
-        _list_policies(settings, jobs),
-        [
-            (row["time"], Protection(**json.loads(row["options"])))
-            for row in settings
-            if row["kind"] == "protection"
-        ],
-        interruptions,
+        build_nodes(known["devices"] or ()),
+        _group(known["available"] or ()),
+        _list_policies(known["policies"] or (), jobs),
+        [(row.pop("time"), Protection(**row)) for row in known["protections"] or ()],
+        known["interruptions"] or (),
     )
 
 
@@ -196,13 +197,11 @@ def _group(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[tuple[float, flo
 
 
 def _list_policies(
-    settings: Sequence[Mapping[str, Any]], jobs: Sequence[Mapping[str, Any]]
+    swaps: Sequence[Mapping[str, Any]], jobs: Sequence[Mapping[str, Any]]
 ) -> list[PolicyPeriod]:
     """Return the policies in order. Without any recorded choice, it is the policy of the first attempt."""
     chosen = [
-        PolicyPeriod(row["time"], row["name"], json.loads(row["options"] or "{}"))
-        for row in settings
-        if row["kind"] == "policy"
+        PolicyPeriod(row["time"], row["to_policy"], json.loads(row["options"] or "{}")) for row in swaps
     ]
     attempts = [attempt for row in jobs for attempt in row["attempts"] or ()]
     if chosen or not attempts:
@@ -245,6 +244,7 @@ launched as (
             'released': epoch_us(attempt_ends.released) / 1e6,
             'outcome': coalesce(attempt_ends.outcome, ''),
             'policy': attempts.policy,
+            'runtime': attempts.runtime,
             'devices': devices,
             'requested': epoch_us(requested) / 1e6,
             'requeued': epoch_us(requeued) / 1e6,
@@ -299,26 +299,36 @@ left join launched using (job_id)
 left join told using (job_id)
 order by submitted, mine.job_id
 """
-_AVAILABLE = """
-select device_id, epoch_us(since) / 1e6 as since, epoch_us(until) / 1e6 as until
-from device_available where pool = $pool order by device_id, since
-"""
-_SETTINGS = """
-select 'policy' as kind, epoch_us(time) / 1e6 as time, to_policy as name, options, rowid as position
-from swaps where pool = $pool and coalesce(error, '') = ''
-union all
-select 'protection', epoch_us(time) / 1e6, '',
-    to_json({'min_run_seconds': min_run_seconds, 'most_preemptions': most_preemptions})::varchar, rowid
-from protections where pool = $pool
-order by time, position
-"""
-_INTERRUPTIONS = """
+# Everything else, as lists in one row: each query is a process.
+_POOL = f"""
+with described as ({ALL_NODES}),
+available as (
+    select device_id, epoch_us(since) / 1e6 as since, epoch_us(until) / 1e6 as until
+    from device_available where pool = $pool
+),
+policies as (
+    select epoch_us(time) / 1e6 as time, to_policy, options, rowid as position
+    from swaps where pool = $pool and coalesce(error, '') = ''
+),
+protected as (
+    select epoch_us(time) / 1e6 as time, min_run_seconds, most_preemptions from protections where pool = $pool
+),
+stops as (
+    select
+        seconds(interruptions.requested, coalesce(attempt_ends.released, interruptions.released)) as stop_s,
+        seconds(coalesce(attempt_ends.released, interruptions.released), requeued) as report_s,
+        lost_s,
+        restart_s,
+        is_migration
+    from preemptions
+    join interruptions using (job_id, attempt)
+    left join attempt_ends using (job_id, attempt)
+    where pool = $pool and preemptions.outcome in ('preempted', 'moved', 'resized')
+)
 select
-    seconds(interruptions.requested, coalesce(attempt_ends.released, interruptions.released)) as stop_s,
-    seconds(coalesce(attempt_ends.released, interruptions.released), requeued) as report_s,
-    lost_s, restart_s, is_migration
-from preemptions
-join interruptions using (job_id, attempt)
-left join attempt_ends using (job_id, attempt)
-where pool = $pool and preemptions.outcome in ('preempted', 'moved', 'resized')
+    (select list(d order by d.position nulls last, d.node, d.index) from described as d) as devices,
+    (select list(span order by span.since) from available as span) as available,
+    (select list(swap order by swap.time, swap.position) from policies as swap) as policies,
+    (select list(p order by p.time) from protected as p) as protections,
+    (select list(stop) from stops as stop) as interruptions
 """

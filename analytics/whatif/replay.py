@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from math import inf
 from pathlib import Path
@@ -19,7 +19,8 @@ from gpu_flows.analytics.whatif.running import MakePolicy, policies_in_force, pr
 from gpu_flows.analytics.whatif.workload import build_workload
 from gpu_flows.schedulers.model import Node, all_devices
 from gpu_flows.schedulers.policy import make_policy
-from gpu_flows.schedulers.simulation.simulator import Simulation
+from gpu_flows.schedulers.simulation.outcome import Simulation
+from gpu_flows.schedulers.workload import forget_other_nodes
 
 RECORDED = "as recorded"
 
@@ -91,7 +92,9 @@ def replay(
     chosen = _choose_cluster(own, gpus, nodes, cluster)
 
     def run(on: Sequence[Node], make: MakePolicy | None) -> Simulation:
-        return outcomes.only_measured(run_workload(record, workload, costs, on, make), workload)
+        arrivals = forget_other_nodes(workload.arrivals, on) if nodes and on is not own else workload.arrivals
+        placed = replace(workload, arrivals=arrivals)
+        return outcomes.only_measured(run_workload(record, placed, costs, on, make), workload)
 
     reality = outcomes.as_recorded(record, workload, own)
     base = run(own, None)
@@ -102,6 +105,7 @@ def replay(
         plans[label] = partial(run, chosen.nodes, make)
     found = {label: plan() for label, plan in plans.items()}
     known, assumed = list_caveats(record, workload, costs, [base, *found.values()])
+    known.append(_tell_fit(outcomes.figures(reality), outcomes.figures(base)))
     return WhatIf(
         record.pool,
         record.began,
@@ -127,6 +131,17 @@ def _choose_cluster(own: Sequence[Node], gpus: int, nodes: Sequence[Node], clust
         return chosen
     changed = change_gpus(chosen.nodes, gpus)
     return ChosenCluster(changed.nodes, f"{chosen.text} {changed.text}".strip())
+
+
+def _tell_fit(real: Figures, replayed: Figures) -> str:
+    change = replayed.change_from(real)
+    makespan, turnaround = (
+        f"{100 * abs(change[name] or 0):.1f}%" for name in ("makespan_s", "avg_turnaround_s")
+    )
+    return (
+        f"The replay of what ran differs from reality by {makespan} in makespan and {turnaround} in mean"
+        " turnaround."
+    )
 
 
 def _name_policies(record: PoolRecord) -> str:

@@ -1,4 +1,4 @@
-"""Runs the recorded workload in the simulator: under the policies that really decided, or under another one."""
+"""Runs the recorded workload in the simulator, under the policies that really decided or another one."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ from gpu_flows.analytics.whatif.record import PolicyPeriod, PoolRecord
 from gpu_flows.analytics.whatif.workload import Workload, progress_at
 from gpu_flows.schedulers.mirror import Changes, Held
 from gpu_flows.schedulers.model import Node, all_devices
+from gpu_flows.schedulers.network.tables import REALISTIC, load_network
 from gpu_flows.schedulers.policy import Policy, make_policy
+from gpu_flows.schedulers.prediction.gavel_pairs import gavel_slowdown
 from gpu_flows.schedulers.protection import Protection
 from gpu_flows.schedulers.simulation.conditions import Conditions
 from gpu_flows.schedulers.simulation.estimates import Stated
-from gpu_flows.schedulers.simulation.simulator import Simulation
+from gpu_flows.schedulers.simulation.outcome import Simulation
 from gpu_flows.schedulers.simulation.timed_run import Stopping, TimedRun
 
 MakePolicy = Callable[[], Policy]
@@ -66,6 +68,9 @@ def run_workload(
         run.at(period.since, partial(run.swap, _make_recorded(period)))
     for job_id, time in workload.cancelled.items():
         run.at(time, partial(run.cancel, job_id))
+    if record.is_live:  # live policies are told of the network and of jobs on one device like this
+        run.engine.set_network(load_network(REALISTIC).slowdown)
+        run.engine.set_slowdown(gavel_slowdown)
     _protect(run, record)
     _plan_outages(run, record, nodes)
     for _ in run.events():

@@ -1,13 +1,14 @@
 """The recorded jobs as a workload: when each entered the queue, and how much work it was.
 
-What a job did on its devices counts as its work, without the time that it took to launch, to load a checkpoint,
-and to repeat or to save what a preemption interrupted: the replay adds these again wherever its policy stops a
-job. Work counts for the number of devices that the job asked for.
+What a job did on its devices counts as its work, without the time that it took to launch, to load a
+checkpoint, and to repeat or to save what a preemption interrupted: the replay adds these again wherever its
+policy stops a job. Work counts for the number of devices that the job asked for.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
@@ -77,7 +78,7 @@ def _find_duration(each: RecordedJob, costs: PoolCosts, typical_s: float, found:
 
 def work_s(each: RecordedJob, costs: PoolCosts) -> float:
     """Return how much work a job did in all its attempts."""
-    return sum(_attempt_work_s(each, attempt, costs) for attempt in each.attempts)
+    return sum(_list_work_s(each, each.attempts, costs))
 
 
 def progress_at(each: RecordedJob, time: float, costs: PoolCosts) -> Progress:
@@ -89,21 +90,25 @@ def progress_at(each: RecordedJob, time: float, costs: PoolCosts) -> Progress:
         attempts=done[-1].number,
         ran_s=sum(attempt.until - attempt.started for attempt in done),
         gpu_s=sum((attempt.until - attempt.started) * len(attempt.devices) for attempt in done),
-        work_s=sum(_attempt_work_s(each, attempt, costs) for attempt in done),
+        work_s=sum(_list_work_s(each, done, costs)),
         stopped=done[-1].until,
         preemptions=sum(attempt.outcome == "preempted" for attempt in done),
     )
 
 
-def _attempt_work_s(each: RecordedJob, attempt: RecordedAttempt, costs: PoolCosts) -> float:
-    begin, end = attempt.started, attempt.until
-    if attempt.number > 1:
-        begin = attempt.started + costs.restart.seconds if attempt.restored is None else attempt.restored
-    if attempt.outcome in STOPPED and attempt.requested is not None:
-        end = min(end, attempt.requested)
-    end = min(end, attempt.until - attempt.lost_s)
-    speed = len(attempt.devices) / each.job.gpus if each.job.gpus and attempt.devices else 1.0
-    return max(0.0, end - begin) * speed
+def _list_work_s(each: RecordedJob, attempts: Sequence[RecordedAttempt], costs: PoolCosts) -> Iterator[float]:
+    """Yield what each attempt did. What it took to go on after a crash counts as work, too: no policy
+    can avoid it."""
+    is_restart = False
+    for attempt in attempts:
+        begin, end = attempt.started, attempt.until
+        if is_restart:
+            begin = begin + costs.restart.seconds if attempt.restored is None else attempt.restored
+        is_restart = attempt.outcome in STOPPED
+        if is_restart:
+            end = min(end - attempt.lost_s, attempt.requested or end)
+        speed = len(attempt.devices) / each.job.gpus if each.job.gpus and attempt.devices else 1.0
+        yield max(0.0, end - begin) * speed
 
 
 def _find_launch(each: RecordedJob, waits: Waits, costs: PoolCosts) -> float:

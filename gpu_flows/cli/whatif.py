@@ -1,4 +1,4 @@
-"""`gpu-flows whatif`: the recorded jobs of a pool under other policies or on other devices, beside reality."""
+"""`gpu-flows whatif`: recorded jobs under other policies or on other devices, beside reality."""
 
 from __future__ import annotations
 
@@ -82,10 +82,10 @@ def whatif(
 ) -> None:
     """Replay recorded jobs under other policies or on other devices.
 
-    The jobs enter the queue when they did and ask for what they asked for, and take as long as they took.
-    Launching, stopping and restarting them takes what it took in this pool. `as recorded` is reality; the row
-    below it is the replay of the policies that really decided, and shows how well the replay fits. The changes
-    of the other rows are against that replay. Nothing is changed by it.
+    The jobs enter the queue when they did, ask for what they asked for, and take as long as they took.
+    Launching, stopping and restarting them takes what it took in this pool. `as recorded` is reality; the
+    row below it is the replay of the policies that really decided, and shows how well the replay fits. The
+    changes of the other rows are against that replay. Nothing is written.
     """
     from gpu_flows.analytics.whatif import NoRecord, replay
 
@@ -228,9 +228,9 @@ def _with_change(shown: str, change: float | None, name: str) -> Text | str:
 
 def _show_users(found: WhatIf) -> None:
     """Print the mean turnaround of every user's jobs, and how it changes."""
-    before = {effect.user: effect for effect in found.replayed.users}
     rows = []
-    for user, effect in before.items():
+    for effect in sorted(found.replayed.users, key=lambda effect: -effect.jobs):
+        user = effect.user
         row: list[object] = [user or "-", f"{effect.jobs:,}", format_value("", effect.avg_turnaround_s)]
         for scenario in found.alternatives:
             own = {each.user: each for each in scenario.users}.get(user)
@@ -239,7 +239,6 @@ def _show_users(found: WhatIf) -> None:
             shown = format_value("", own.avg_turnaround_s) if own else None
             row.append(_with_change(str(shown or "-"), change, "avg_turnaround_s"))
         rows.append(row)
-    rows.sort(key=lambda row: -before[str(row[0])].jobs if row[0] in before else 0)
     print("\nMean turnaround of each user's jobs")
     columns = ["user", "jobs", "replayed", *(scenario.label for scenario in found.alternatives)]
     output.show(output.make_table(columns, rows[:USERS_SHOWN], right=columns[1:]))
@@ -250,13 +249,10 @@ def _show_users(found: WhatIf) -> None:
 def _show_unfinished(found: WhatIf) -> None:
     for scenario in (found.replayed, *found.alternatives):
         if missing := scenario.unfinished:
-            first = missing[0]
-            print(
-                escape(
-                    f"\nNot finished under {scenario.label}: {len(missing):,} of {scenario.figures.jobs:,} jobs, "
-                    f"such as {first.name} ({first.trouble}). The figures are of the others."
-                )
-            )
+            first, count = missing[0], f"{len(missing):,} of {scenario.figures.jobs:,} jobs"
+            print()
+            print(escape(f"Not finished under {scenario.label}: {count}, such as {first.name}"))
+            print(escape(f"({first.trouble}). The figures are of the others."))
 
 
 def _show_notes(title: str, notes: Sequence[str]) -> None:

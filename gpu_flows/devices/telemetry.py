@@ -5,7 +5,7 @@ The sampler (`sampler.py`) delivers readings at a fixed interval; Telemetry deci
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from gpu_flows.analytics.facts import DeviceEvent, DeviceSeen, NodeSeen, Sampled
 from gpu_flows.devices.base import Reading
@@ -35,11 +35,12 @@ class Telemetry:
     def set_nodes(self, nodes: list[Node], now: float) -> None:
         """Make these the devices of the pool, and record which were added and which were removed."""
         before = {id: s.device for id, s in self._engine.cluster.devices.items() if s.healthy}
-        known = {name: _describe(state.node) for name, state in self._engine.cluster.nodes.items()}
+        known = _describe(state.node for state in self._engine.cluster.nodes.values())
         devices = all_devices(nodes)
         self._engine.set_nodes(nodes)
-        changed = [node for node in nodes if known.get(node.name) != _describe(node)]
-        self._record(*(NodeSeen.of(node, self._pool, now) for node in changed))
+        seen = [NodeSeen.of(node, position, self._pool, now) for position, node in enumerate(nodes)]
+        described = _describe(nodes)
+        self._record(*(fact for fact in seen if known.get(fact.node) != described[fact.node]))
         self._record(
             *(DeviceSeen(d.id, self._pool, d.node, d.index, d.model, d.memory_mb, now) for d in devices)
         )
@@ -82,6 +83,9 @@ class Telemetry:
         return self._memory.used(device_id).get(attempt) if self._memory else None
 
 
-def _describe(node: Node) -> tuple[object, ...]:
-    """Return what is recorded of a node itself."""
-    return node.rack, node.cpus, node.ram_mb, node.links
+def _describe(nodes: Iterable[Node]) -> dict[str, tuple[object, ...]]:
+    """Return what is recorded of the nodes themselves, by name."""
+    return {
+        node.name: (position, node.rack, node.cpus, node.ram_mb, node.links)
+        for position, node in enumerate(nodes)
+    }

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from gpu_flows.schedulers.engine import Engine
-from gpu_flows.schedulers.simulation.simulator import Simulation
+from gpu_flows.schedulers.simulation.outcome import Simulation
 from gpu_flows.schedulers.simulation.summary import summarize
 
 SCALE = 10.0

@@ -12,97 +12,32 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from heapq import heappop, heappush
-from typing import Any, NamedTuple
 
 from gpu_flows.schedulers import mirror
 from gpu_flows.schedulers.engine import Engine
 from gpu_flows.schedulers.model import (
-    Device,
     Job,
     Node,
-    Offer,
     Preempt,
     Reason,
     Refuse,
     Running,
     Start,
-    Tier,
 )
 from gpu_flows.schedulers.network.shape import no_slowdown
 from gpu_flows.schedulers.policy import Policy
 from gpu_flows.schedulers.simulation.conditions import Breakdown, Conditions
 from gpu_flows.schedulers.simulation.estimates import Estimates, Oracle
 from gpu_flows.schedulers.simulation.links import Crossing, Links
+from gpu_flows.schedulers.simulation.outcome import Attempt, JobResult, Simulation, Swap
 from gpu_flows.schedulers.simulation.true_memory import TrueMemory
 from gpu_flows.schedulers.workload import Arrival
 
+__all__ = ["Attempt", "JobResult", "Run", "Simulation", "Swap", "simulate"]
+
 PROGRESS_CHECK_EVERY = 5_000  # events in a row without an arrival or an end
-
-
-@dataclass(slots=True)
-class Attempt:
-    """One attempt of a job, from its start to its stop."""
-
-    job_id: str
-    number: int
-    started: float
-    ended: float
-    devices: tuple[Device, ...]
-    outcome: str  # completed, preempted, moved, lost, cancelled or oom
-    tier: Tier = Tier.NODE
-    comm_s: float = 0.0  # time lost to the network
-
-
-@dataclass(slots=True)
-class JobResult:
-    """The outcome of one job."""
-
-    arrival: Arrival
-    started: float | None = None  # of its first attempt
-    ended: float | None = None
-    ran_s: float = 0.0
-    attempts: int = 0
-    devices: tuple[Device, ...] = ()  # of the last attempt
-    reason: Reason | None = None  # why it did not end
-    comm_s: float = 0.0  # time lost to the network, over all attempts
-    told: Job | None = None  # the job as the policy knows it, with its estimated duration
-
-    @property
-    def turnaround_s(self) -> float:
-        return math.nan if self.ended is None else self.ended - self.arrival.job.submitted
-
-    @property
-    def queueing_s(self) -> float:
-        return self.turnaround_s - self.ran_s
-
-
-class Swap(NamedTuple):
-    """From this time on, this policy decides."""
-
-    time: float
-    policy: str
-    options: dict[str, Any]
-
-
-@dataclass(slots=True)
-class Simulation:
-    """The outcome of a whole simulation."""
-
-    policy: str
-    nodes: Sequence[Node]
-    jobs: list[JobResult]
-    attempts: list[Attempt] = field(default_factory=list)
-    offers: list[tuple[float, Offer]] = field(default_factory=list)  # with their times, without repetitions
-    decisions: int = 0
-    preemptions: int = 0  # attempts after which the job waited
-    moves: int = 0  # attempts after which the job continued at once, on other devices
-    losses: int = 0  # attempts that ended with a breakdown
-    ooms: int = 0  # attempts that ran out of memory
-    policy_error: str = ""
-    network: str = ""  # its name; empty: jobs lose nothing to the network
-    swaps: list[Swap] = field(default_factory=list)  # the first is the policy that it begins with
 
 
 def simulate(
@@ -301,9 +236,10 @@ class Run:
             result.started = now
         conditions = self._conditions
         if not self._keeps_durations or len(start.devices) != job.gpus:
-            pause = self._launch_s(start, now)
+            pause = self._launch_s(job.id)
             if has_run:
-                pause += conditions.pause_s(before, start.devices, job.id not in self._unsaved)
+                restart_s = conditions.pause_s(before, start.devices, job.id not in self._unsaved)
+                pause += self._pay(job.id, restart_s)
             self._unsaved.discard(job.id)
             crossings = self._links.add(running, now, pause) if self._links else []
             self.engine.set_rate(job.id, now, self._rate(running), pause)
@@ -312,13 +248,21 @@ class Run:
             self._dying.add(job.id)
         self._expect_end(running)
 
-    def _launch_s(self, start: Start, now: float) -> float:
-        """Return how long an attempt holds its devices before it runs."""
-        return self._results[start.job.id].arrival.launch_s
+    def _launch_s(self, job_id: str) -> float:
+        """Return how long an attempt pauses before it runs."""
+        return self._results[job_id].arrival.launch_s
+
+    def _pay(self, job_id: str, seconds: float) -> float:
+        """Return how much of this time is a pause, in which the engine sees the job do nothing."""
+        return seconds
+
+    def _work_s(self, job_id: str) -> float:
+        """Return how much the job has to do."""
+        return self._results[job_id].arrival.duration_s
 
     def _expect_end(self, running: Running) -> None:
         job_id = running.job.id
-        work = self._results[job_id].arrival.duration_s
+        work = self._work_s(job_id)
         if self._dying and job_id in self._dying:
             work *= self._conditions.oom_after
         left = work - running.before.work_s - running.worked_s

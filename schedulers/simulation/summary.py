@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpu_flows.schedulers.model import Tier, all_devices
-from gpu_flows.schedulers.simulation.simulator import JobResult, Simulation
+from gpu_flows.schedulers.simulation.outcome import JobResult, Simulation
 
 FINISHED, IMPOSSIBLE, UNFINISHED = "finished", "impossible", "unfinished"
 

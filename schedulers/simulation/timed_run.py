@@ -11,6 +11,7 @@ matters where jobs run for seconds: their leases and protections begin later, to
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -48,8 +49,9 @@ class TimedRun(Run):
         self._stopping = stopping
         self._free_at: dict[str, float] = {}  # device id -> when the job that was preempted there is gone
         self._may_launch_at: dict[str, float] = {}  # of jobs that move
-        self._launching: dict[str, float] = {}  # job id -> when it will have been launched
+        self._launching: set[str] = set()  # jobs that have devices and do not run yet
         self._releasing: dict[str, float] = {}  # jobs that have ended -> when their devices are free
+        self._unseen: dict[str, float] = {}  # job id -> time without work that the engine takes for work
         super().__init__(arrivals, nodes, policy, conditions, estimates, progress, begin)
         self._keeps_durations &= stopping == Stopping()
 
@@ -60,29 +62,44 @@ class TimedRun(Run):
         running = self.engine.running.get(job_id)
         if running is None:  # the plan moves a job that has ended meanwhile
             return
-        super()._start(start, now)
-        launched = now + self._launch_s(start, now)
-        self._may_launch_at.pop(job_id, None)
-        if launched > now:
-            self._launching[job_id] = launched
-            self.at(launched, lambda time: self._note_launch(running, time))
-
-    def _launch_s(self, start: Start, now: float) -> float:
-        """Return how long it waits for its devices, and then takes to launch."""
         free_at = [self._free_at.get(device.id, now) for device in start.devices]
-        begins = max(now, self._may_launch_at.get(start.job.id, now), *free_at)
-        return begins - now + super()._launch_s(start, now)
+        begins = max(now, self._may_launch_at.pop(job_id, now), *free_at)
+        launched = begins + self._results[job_id].arrival.launch_s
+        if launched > now:
+            self._launching.add(job_id)
+            self.at(launched, lambda time: self._note_launch(running, time))
+        super()._start(start, now)
+
+    def _launch_s(self, job_id: str) -> float:
+        return 0.0  # it is no pause: until the launch, a live engine does not know that nothing runs yet
 
     def _note_launch(self, running: Running, now: float) -> None:
         job_id = running.job.id
         if self.engine.running.get(job_id) is not running:
             return
-        del self._launching[job_id]
-        result, rate, works_at = self._results[job_id], running.rate, running.rated
+        self._launching.discard(job_id)
+        result, rate = self._results[job_id], running.rate
         if result.attempts == 1:
             result.started = now
         self.engine.started(job_id, now, running.attempt)
-        self.engine.set_rate(job_id, now, rate, max(0.0, works_at - now))
+        self.engine.set_rate(job_id, now, rate)
+        self._expect_end(running)
+
+    def _expect_end(self, running: Running) -> None:
+        if running.job.id in self._launching:
+            self._due[running.job.id] = math.inf
+        else:
+            super()._expect_end(running)
+
+    # -- work that is none --------------------------------------------------------------------
+
+    def _pay(self, job_id: str, seconds: float) -> float:
+        """Let the job do this much more. A live engine sees it on its devices and takes that for work."""
+        self._unseen[job_id] = self._unseen.get(job_id, 0.0) + seconds
+        return 0.0
+
+    def _work_s(self, job_id: str) -> float:
+        return super()._work_s(job_id) + self._unseen.get(job_id, 0.0)
 
     # -- stop ---------------------------------------------------------------------------------
 
@@ -91,30 +108,37 @@ class TimedRun(Run):
         if job_id in self._releasing:
             self._keep_ended(running)
             return
+        if was_launching := job_id in self._launching:
+            self._launching.discard(job_id)
+            running.since = now  # nothing of it ran
         super()._preempt(stop, now)
-        was_launching = self._launching.pop(job_id, None) is not None
         free_at = now if was_launching else now + self._stopping.stop_s
         for device in running.devices:
             self._free_at[device.id] = max(free_at, self._free_at.get(device.id, now))
         back_at = free_at + self._stopping.report_s
-        if job_id in self.engine.running:
+        moved = self.engine.running.get(job_id)
+        known = moved.before if moved else self.engine.progress(job_id)
+        progress = running.before if was_launching else self._count_stop(running, known, free_at - now)
+        if moved:
             self._may_launch_at[job_id] = back_at
-        elif back_at > now:
-            self._take_away(running, free_at, back_at)
+            self.engine.correct_progress(job_id, progress)
+        elif progress != known or back_at > now:
+            self.engine.withdraw(job_id)
+            self.at(back_at, lambda _: self._put_back(job_id, running, progress))
 
-    def _take_away(self, running: Running, free_at: float, back_at: float) -> None:
-        """Let a preempted job wait again only when its stop is reported."""
-        job = running.job
-        before = self.engine.progress(job.id)
-        stopping_s = free_at - (before.stopped or free_at)
-        progress = replace(
-            before,
-            ran_s=before.ran_s + stopping_s,
-            gpu_s=before.gpu_s + stopping_s * len(running.devices),
-            stopped=free_at,
+    def _count_stop(self, running: Running, progress: Progress, stop_s: float) -> Progress:
+        """Return the progress of a job when it is gone. The time that it took to stop counts as work, because
+        a live engine cannot tell it from work."""
+        if not stop_s:
+            return progress
+        self._pay(running.job.id, stop_s)
+        return replace(
+            progress,
+            ran_s=progress.ran_s + stop_s,
+            gpu_s=progress.gpu_s + stop_s * len(running.devices),
+            work_s=progress.work_s + stop_s,
+            stopped=(progress.stopped or 0.0) + stop_s,
         )
-        self.engine.withdraw(job.id)
-        self.at(back_at, lambda _: self._put_back(job.id, running, progress))
 
     def _put_back(self, job_id: str, running: Running, progress: Progress) -> None:
         if self._results[job_id].reason is None:  # it was not cancelled meanwhile

@@ -95,6 +95,9 @@ _OPTIONAL: tuple[tuple[str, str, ParseCell], ...] = (  # column, field of Job or
     ("min_gpus", "min_gpus", Table.integer),
     ("max_gpus", "max_gpus", Table.integer),
     ("gpu_model", "models", _alternatives),
+    ("nodes", "nodes", _alternatives),
+    ("queue_priority", "queue_priority", Table.integer),  # of its work queue: lower numbers come first
+    ("preemptible", "preemptible", _boolean),
     ("utilization", "utilization", lambda table, row, at: table.number(row, at, most=100)),
     ("expected", "expected_s", lambda table, row, at: table.number(row, at) or None),  # 0: unknown
     ("may_span_nodes", "may_span_nodes", _boolean),

@@ -108,6 +108,7 @@ class Trace:
     format: str
     arrivals: list[Arrival]
     skipped: Counter[str] = field(default_factory=Counter)
+    remark: str = ""  # what is not known of the jobs, for those who read figures of them
 
     def __str__(self) -> str:
         left_out = "".join(f"; {count:,} left out ({reason})" for reason, count in self.skipped.items())

@@ -86,6 +86,12 @@ def _about_network(inputs: Inputs, jobs: Sequence[Job]) -> Iterator[str]:
             yield "Which jobs send over an uplink at the same time is estimated from what each of them sends."
 
 
+def _count_unknown_nodes(inputs: Inputs) -> int:
+    """How many jobs require nodes that the cluster lacks."""
+    asked = sum(bool(arrival.job.nodes) for arrival in inputs.trace.arrivals)
+    return asked - sum(bool(arrival.job.nodes) for arrival in select_arrivals(inputs, False))
+
+
 def _list_unknown_models(inputs: Inputs) -> str:
     """The GPU models that the profile has no speeds for."""
     known = {model for _, model in inputs.conditions.profile.throughput}
@@ -124,7 +130,9 @@ def _about_records(inputs: Inputs) -> Iterator[str]:
     conditions = inputs.conditions
     if all(arrival.utilization == 100 for arrival in inputs.trace.arrivals):
         yield "The trace does not state how busy jobs keep their devices: an allocated device counts as busy."
-    if inputs.trace.format == "warehouse":
-        yield "Which nodes and GPU models jobs require was not recorded: they take any."
+    if inputs.trace.remark:
+        yield inputs.trace.remark
+    if elsewhere := _count_unknown_nodes(inputs):
+        yield f"{elsewhere:,} jobs require nodes that this cluster does not have: they take any."
     failures = "" if conditions.node_mtbf_s or conditions.device_mtbf_s else ", and nothing ever fails"
     yield f"Jobs start the moment they are chosen, without time to launch{failures}."

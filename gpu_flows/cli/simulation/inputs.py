@@ -22,7 +22,7 @@ from gpu_flows.schedulers.traces import load as load_trace
 from gpu_flows.schedulers.traces.alibaba2023 import WHOLE_DEVICE
 from gpu_flows.schedulers.traces.alibaba2023 import nodes as alibaba_nodes
 from gpu_flows.schedulers.traces.table import first_row
-from gpu_flows.schedulers.workload import Arrival, allow_spanning
+from gpu_flows.schedulers.workload import Arrival, allow_spanning, forget_other_nodes
 
 FORMATS_IN_SHARES = ("alibaba2023", "pai", "pai2020")  # they state thousandths of a GPU as memory
 
@@ -56,20 +56,21 @@ def read_inputs(options: SimulationOptions) -> Inputs:
 
 @cache
 def select_arrivals(inputs: Inputs, anywhere: bool) -> list[Arrival]:
-    """The workload, with the jobs marked that may span nodes.
+    """The workload, with the jobs marked that may span nodes. Jobs that require nodes of another cluster
+    take any.
 
     Of the jobs that the trace allows to span nodes, those that fit on one node stay on one, unless the
     policy takes devices anywhere or the options state otherwise.
     """
-    span = inputs.options.span
+    span, arrivals = inputs.options.span, forget_other_nodes(inputs.trace.arrivals, inputs.nodes)
     if span:
-        return allow_spanning(inputs.trace.arrivals, wider_than=1)
+        return allow_spanning(arrivals, wider_than=1)
     largest = 0 if anywhere else max(len(node.devices) for node in inputs.nodes)
     return [
         replace(arrival, job=replace(arrival.job, may_span_nodes=False))
         if arrival.job.may_span_nodes and (span is False or arrival.job.gpus <= largest)
         else arrival
-        for arrival in inputs.trace.arrivals
+        for arrival in arrivals
     ]
 
 
