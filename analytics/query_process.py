@@ -4,6 +4,8 @@ SQL is a programming language, so a query is treated as an untrusted program. Th
 without access to other files, extensions or settings. The operating system limits the memory, because
 DuckDB's own limit does not count everything. `query_runner` kills the process when its time is up.
 
+A request may name a file, to which the result is then written: the only one that the query can access.
+
 It reads one pickled request from stdin and writes pickled messages to stdout: (kind, value) with the kinds
 opened, columns, rows, done (whether rows were left out) and error ((code, detail)).
 It imports nothing of gpu_flows, so that it starts quickly and works from a checkout and from a wheel.
@@ -19,6 +21,8 @@ from typing import Any
 import duckdb
 
 ROWS_PER_MESSAGE = 1_000
+FORMULA = ("=", "+", "-", "@", "\t", "\r")  # a spreadsheet takes a text that begins so for a formula
+STARTS_A_FORMULA = r"^[=+@\t\r-]"
 INTERPRETER_MB = 256  # what Python and an idle DuckDB need besides the query
 
 
@@ -52,7 +56,11 @@ def _run(request: dict[str, Any]) -> None:
     missing = sorted(wanted - request["params"].keys())
     if missing:
         raise Refused("parameters", ", ".join(missing))
-    result = connection.execute(request["sql"], {name: request["params"][name] for name in wanted} or None)
+    values = {name: request["params"][name] for name in wanted} or None
+    sql = request["sql"]
+    if request["write_to"]:
+        sql = _copy_statement(connection, sql, values, request["write_to"])
+    result = connection.execute(sql, values)
     _send("columns", [column[0] for column in result.description or []])
     _send("done", _send_rows(result, request["max_rows"], request["memory_mb"] << 20))
 
@@ -60,7 +68,6 @@ def _run(request: dict[str, Any]) -> None:
 def _open(request: dict[str, Any]) -> duckdb.DuckDBPyConnection:
     """Open the file read-only and with locked settings. Wait for a recorder, which closes it in a moment."""
     settings: dict[str, str | bool | int | float | list[str]] = {
-        "enable_external_access": False,
         "autoload_known_extensions": False,
         "autoinstall_known_extensions": False,
         "allow_community_extensions": False,
@@ -68,16 +75,47 @@ def _open(request: dict[str, Any]) -> duckdb.DuckDBPyConnection:
         "temp_directory": "",
         "memory_limit": f"{request['memory_mb']}MiB",
         "threads": 2,
-        "lock_configuration": True,
     }
     deadline = time.monotonic() + request["patience_s"]
     while True:
         try:
-            return duckdb.connect(request["database"], read_only=True, config=settings)
+            connection = duckdb.connect(request["database"], read_only=True, config=settings)
+            break
         except duckdb.IOException as error:
             if "Could not set lock" not in str(error) or time.monotonic() >= deadline:
                 raise
         time.sleep(0.02)
+    if request["write_to"]:
+        connection.execute(f"set allowed_paths = [{_quote(request['write_to'])}]")
+        connection.execute("set TimeZone = 'UTC'")
+    connection.execute("set enable_external_access = false")
+    connection.execute("set lock_configuration = true")
+    return connection
+
+
+def _copy_statement(connection: duckdb.DuckDBPyConnection, sql: str, values: Any, file: str) -> str:
+    """Return the statement that writes the result of the query to the file, as CSV or Parquet by its name. In
+    CSV, a text that a spreadsheet would take for a formula gets an apostrophe in front."""
+    query = sql.strip().rstrip(";")
+    if file.endswith(".parquet"):
+        return f"copy (from ({query}\n)) to {_quote(file)} (format parquet, compression zstd)"
+    described = connection.execute(f"describe (from ({query}\n))", values).fetchall()
+    columns = ", ".join(_csv_column(name, kind) for name, kind, *_ in described)
+    return f"copy (select {columns} from ({query}\n)) to {_quote(file)} (format csv, header)"
+
+
+def _csv_column(name: str, kind: str) -> str:
+    column = '"' + name.replace('"', '""') + '"'
+    label = column.replace('"', "\"'", 1) if name.startswith(FORMULA) else column
+    if kind != "VARCHAR":
+        return f"{column} as {label}"
+    return (
+        f"if(regexp_matches({column}, {_quote(STARTS_A_FORMULA)}), chr(39) || {column}, {column}) as {label}"
+    )
+
+
+def _quote(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"
 
 
 def _send_rows(result: duckdb.DuckDBPyConnection, max_rows: int | None, max_bytes: int) -> bool:

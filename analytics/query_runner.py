@@ -17,6 +17,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from threading import Timer
 from typing import IO, Any
+from uuid import uuid4
 
 from gpu_flows.analytics.sql_files import NamedQuery, named_queries
 
@@ -46,8 +47,12 @@ def run_query(
     timeout_s: float = 30,
     memory_mb: int = 1024,
     max_rows: int | None = None,
+    write_to: Path | None = None,
 ) -> QueryResult:
     """Run one query, read-only. Raises QueryError if it has no result.
+
+    With `write_to`, the rows are written to this file, as its ending says (.csv or .parquet), and the result
+    is one number: how many there were. The file appears when it is complete.
 
     >>> run_query(Path("warehouse.duckdb"), "slowest_jobs", {"limit": 5})
     >>> run_query(Path("warehouse.duckdb"), "select outcome, count(*) from job_history group by all")
@@ -62,7 +67,25 @@ def run_query(
         "memory_mb": memory_mb,
         "max_rows": max_rows,
         "patience_s": PATIENCE_S,
+        "write_to": "",
     }
+    if write_to:
+        return _write_result(request, write_to, timeout_s)
+    return _read_result(request, timeout_s)
+
+
+def _write_result(request: dict[str, Any], file: Path, timeout_s: float) -> QueryResult:
+    """Write the result to a file beside the wanted one, and rename it in the end."""
+    unfinished = file.absolute().with_name(f".{uuid4().hex[:8]}-{file.name}")
+    try:
+        result = _read_result({**request, "write_to": str(unfinished)}, timeout_s)
+        unfinished.replace(file)
+    finally:
+        unfinished.unlink(missing_ok=True)
+    return result
+
+
+def _read_result(request: dict[str, Any], timeout_s: float) -> QueryResult:
     columns: list[str] = []
     rows: list[tuple[Any, ...]] = []
     truncated = False
@@ -75,7 +98,7 @@ def run_query(
             truncated = value
         elif kind == "error":
             reason, detail = value
-            raise QueryError(_explain(reason, detail, database, memory_mb))
+            raise QueryError(_explain(reason, detail, Path(request["database"]), request["memory_mb"]))
     return QueryResult(columns, rows, truncated)
 
 

@@ -1,11 +1,11 @@
-"""How fast every view and named query answers over a large history, and for how long the writer holds the file.
+"""How fast every view and named query answers over a large history, and how long the writer holds the file.
 
     python benchmarks/answers_sql.py [--days 10] [--jobs 20000] [--waiting 1000] [--keep FILE] [--json]
 
 The history has 24 devices that are sampled every two seconds for ten days (10 million samples), 20,000 ended
-jobs, 1,000 waiting and 20 running ones. Samples are rolled up as a worker does it. Each answer is timed through
-`run_query` (the way of `gpu-flows sql`: a process of its own, at most 1,000 rows) and inside DuckDB (all rows).
-Exit code 1 if one takes more than a second.
+jobs, 1,000 waiting and 20 running ones. Samples are rolled up as a worker does it. Each answer is timed
+through `run_query` (the way of `gpu-flows sql`: a process of its own, at most 1,000 rows) and inside DuckDB
+(all rows). Exit code 1 if one takes more than a second.
 """
 
 from __future__ import annotations
@@ -52,7 +52,9 @@ from gpu_flows.analytics.warehouse import Warehouse
 START, DAY, LIMIT_S = 1_700_000_040.0, 86_400.0, 1.0
 NODES, PER_NODE, SAMPLE_EVERY_S = 6, 4, 2
 POOL, USERS, POLICIES = "gpu", [f"user{number}" for number in range(12)], ["fifo", "srtf", "tiresias"]
-DEVICES = [(f"GPU-{n:02d}{i}-1111-2222-3333-444444444444", f"n{n}") for n in range(NODES) for i in range(PER_NODE)]
+DEVICES = [
+    (f"GPU-{n:02d}{i}-1111-2222-3333-444444444444", f"n{n}") for n in range(NODES) for i in range(PER_NODE)
+]
 
 
 class Cluster:
@@ -99,14 +101,18 @@ def make_facts(jobs: int, waiting: int, end: float) -> Iterator[Fact]:
         yield AttemptStarted(job_id, 1, "srtf", "process", '["n0"]', end - 1800, end - 1800)
         yield Allocated(job_id, 1, *DEVICES[number], 40_960, end - 1800)
     for number in range(waiting):
-        yield submitted_job(f"waiting-{number}", number, end - 3500 + number, chance.choice([1, 2, 4, 8]), chance)
+        yield submitted_job(
+            f"waiting-{number}", number, end - 3500 + number, chance.choice([1, 2, 4, 8]), chance
+        )
 
 
 def submitted_job(job_id: str, number: int, at: float, gpus: int, chance: random.Random) -> JobSubmitted:
     user, experiment = USERS[chance.randrange(12)], f"bench{number // 100}" if number < 500 else ""
     memory_mb, expected_s = chance.choice([0, 8_000, 40_000, 60_000]), chance.uniform(10, 1000)
     request = gpus, memory_mb, chance.randrange(3), at + 7200 if number % 3 else None, expected_s
-    return JobSubmitted(job_id, POOL, f"train {job_id}", f"flow{number % 30}", "d", user, "[]", *request, at, experiment)
+    return JobSubmitted(
+        job_id, POOL, f"train {job_id}", f"flow{number % 30}", "d", user, "[]", *request, at, experiment
+    )
 
 
 def ended_job(
@@ -133,7 +139,9 @@ def ended_job(
         yield from (MemoryPeak(job_id, attempt, device, 20_000.0, "nvml") for device, _ in held)
         for part in range(4):
             fraction = (attempt - 1 + part / 4) / attempts
-            yield ProgressReported(job_id, attempt, started + run_s * part / 4, fraction, run_s * (1 - part / 4), "tqdm")
+            yield ProgressReported(
+                job_id, attempt, started + run_s * part / 4, fraction, run_s * (1 - part / 4), "tqdm"
+            )
         yield Decided(started - 0.1, POOL, policy, 5, 10, 1, 150.0)
         yield Offered(started - 0.1, POOL, job_id, policy, "node", True, started - submitted, None, 1.0, 0.1)
     for quantity, value in (("seconds", 100.0), ("memory_mb", 20_000.0)):
@@ -157,8 +165,13 @@ def build(database: Path, days: float, jobs: int, waiting: int) -> float:
         sys.exit(recorder.trouble)
     recorder.close()
     with duckdb.connect(str(database)) as connection:
-        connection.execute("create temp table sampled as select unnest($1::varchar[]) as device_id", [[d for d, _ in DEVICES]])
-        connection.execute(_SAMPLES, {"start": START, "every": SAMPLE_EVERY_S, "count": int(days * DAY / SAMPLE_EVERY_S)})
+        connection.execute(
+            "create temp table sampled as select unnest($1::varchar[]) as device_id",
+            [[d for d, _ in DEVICES]],
+        )
+        connection.execute(
+            _SAMPLES, {"start": START, "every": SAMPLE_EVERY_S, "count": int(days * DAY / SAMPLE_EVERY_S)}
+        )
     return end
 
 
@@ -177,7 +190,7 @@ order by 1
 
 
 def age(database: Path, end: float, keep: timedelta | None) -> tuple[int, float, float]:
-    """Roll up (and delete) all old samples. Returns the number of transactions, the longest and the mean time."""
+    """Roll up (and delete) all old samples. Returns the number of transactions, the longest and mean time."""
     warehouse, times = Warehouse(database), []
     warehouse.load(lambda: [])
     while True:
@@ -192,7 +205,9 @@ def age(database: Path, end: float, keep: timedelta | None) -> tuple[int, float,
 
 def questions() -> dict[str, str]:
     views = [name for name, sql in sql_files.views().items() if "create or replace view" in sql]
-    return {name: f"from {name}" for name in views} | {f"query {q.name}": q.name for q in sql_files.named_queries()}
+    return {name: f"from {name}" for name in views} | {
+        f"query {q.name}": q.name for q in sql_files.named_queries()
+    }
 
 
 def time_answers(database: Path) -> Iterator[tuple[str, float, float]]:
@@ -208,12 +223,16 @@ def time_answers(database: Path) -> Iterator[tuple[str, float, float]]:
         defaults = {parameter.name: parameter.default for parameter in query.parameters} if query else {}
         text = query.sql if query else sql
         began = time.perf_counter()
-        connection.execute(f"select count(columns(*)) from ({text}\n)".replace(";", ""), defaults or None).fetchall()
+        connection.execute(
+            f"select count(columns(*)) from ({text}\n)".replace(";", ""), defaults or None
+        ).fetchall()
         yield name, outside, time.perf_counter() - began
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--days", type=float, default=10)
     parser.add_argument("--jobs", type=int, default=20_000)
     parser.add_argument("--waiting", type=int, default=1_000)

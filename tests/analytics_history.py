@@ -32,8 +32,8 @@ class History:
     """A warehouse whose facts are recorded by what happens to jobs and devices."""
 
     def __init__(self, folder: Path) -> None:
-        self._database = copy_empty_warehouse(folder)
-        self._recorder = Recorder(self._database, folder / "spool", keep_samples=timedelta(hours=3))
+        self.database = copy_empty_warehouse(folder)
+        self._recorder = Recorder(self.database, folder / "spool", keep_samples=timedelta(hours=3))
 
     def record(self, *facts: Fact) -> None:
         self._recorder.write(*facts)
@@ -51,7 +51,7 @@ class History:
     def connect(self) -> duckdb.DuckDBPyConnection:
         """Open the warehouse for reading, with everything in it that was recorded."""
         assert self._recorder.drain(), self._recorder.trouble
-        return duckdb.connect(str(self._database), read_only=True)
+        return duckdb.connect(str(self.database), read_only=True)
 
     def job(self, job_id: str, submitted: float, *, pool: str = "pool", experiment: str = "") -> None:
         self.record(

@@ -110,3 +110,65 @@ def test_closed_pipe_is_not_an_error(warehouse: str) -> None:
     )
     done = subprocess.run(["sh", "-c", line], capture_output=True, text=True, check=True)
     assert (done.stdout, done.stderr) == ("range\n", "")
+
+
+# -- files ------------------------------------------------------------------------------------
+
+
+def test_sql_writes_parquet_with_its_types(warehouse: str, tmp_path: Path) -> None:
+    result = sql(
+        warehouse, "select *, $n as n from jobs order by gpus -- all", "--param", "n=7", "--out", "j.parquet"
+    )
+    assert (result.code, result.out) == (0, "")
+    assert "2 rows were written to j.parquet" in result.err
+    with duckdb.connect() as reader:
+        reader.execute("set TimeZone = 'Asia/Tokyo'")
+        rows = reader.execute(f"select *, epoch(ended) from '{tmp_path / 'j.parquet'}'").fetchall()
+        kinds = [
+            kind for _, kind, *_ in reader.execute(f"describe from '{tmp_path / 'j.parquet'}'").fetchall()
+        ]
+    assert [row[0] for row in rows] == ["=1+1", HOSTILE_TEXT]
+    assert rows[0][5] == 1767323045
+    assert kinds[1:4] == ["INTEGER", "DECIMAL(6,2)", "TIMESTAMP WITH TIME ZONE"]
+
+
+def test_sql_writes_csv_without_formulas(warehouse: str, tmp_path: Path) -> None:
+    assert (
+        sql(warehouse, "select name, gpus, ended, '@x' as \"+sum\" from jobs limit 1", "--out", "j.csv").code
+        == 0
+    )
+    assert (tmp_path / "j.csv").read_text() == "name,gpus,ended,'+sum\n'=1+1,-2,2026-01-02 03:04:05+00,'@x\n"
+
+
+def test_sql_replaces_a_file_only_when_asked(warehouse: str, tmp_path: Path) -> None:
+    (tmp_path / "j.csv").write_text("mine")
+    assert "j.csv exists" in expect_error(sql(warehouse, "from jobs", "--out", "j.csv"))
+    assert (tmp_path / "j.csv").read_text() == "mine"
+    assert sql(warehouse, "from no_such", "--out", "j.csv", "--overwrite").code == 1
+    assert (tmp_path / "j.csv").read_text() == "mine"
+    assert sql(warehouse, "select 1 as x", "--out", "j.csv", "--overwrite").code == 0
+    assert (tmp_path / "j.csv").read_text() == "x\n1\n"
+    assert "must end in .csv or .parquet" in expect_error(sql(warehouse, "from jobs", "--out", "j.txt"))
+    assert "does not exist" in expect_error(sql(warehouse, "from jobs", "--out", "no/j.csv"))
+    assert sorted(path.name for path in tmp_path.iterdir() if "j." in path.name) == ["j.csv"]
+
+
+def test_a_query_that_is_written_to_a_file_cannot_write_another_one(warehouse: str, tmp_path: Path) -> None:
+    for question in (
+        f"select 1) to '{tmp_path}/other.csv'; copy (select 1",
+        f"copy (select 1) to '{tmp_path}/other.csv'",
+        "select * from read_text('/etc/hostname')",
+    ):
+        assert sql(warehouse, question, "--out", "j.csv").code == 1
+    assert not list(tmp_path.glob("*.csv"))
+
+
+def test_sql_lists_queries_about_a_word() -> None:
+    names = [each["name"] for each in gpu_flows("sql", "--list", "--json", "deadline").json]
+    assert names == ["missed_deadlines"]
+    shown = gpu_flows("sql", "--list", "missed_deadlines").out
+    assert "Which jobs missed their deadlines" in shown
+    assert "--param limit=20   how many to show" in shown
+    assert "No named query is about 'nonsense'" in expect_error(
+        gpu_flows("sql", "--list", "nonsense"), code=1
+    )

@@ -86,6 +86,7 @@ _COMMANDS_BY_PACKAGE = [
             "sql": "Query the warehouse: SQL, or a named query.",
             "dashboard": "Show a pool live in the browser: queue, reasons, devices, what-if.",
             "report": "Write a report of a pool: one HTML file with figures.",
+            "export": "Write the tables and views of the warehouse to files.",
         },
     ),
     ("gpu_flows.cli.doctor", {"doctor": "Check the setup, and show how to fix what is wrong."}),

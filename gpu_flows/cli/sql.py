@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from gpu_flows.analytics.query_runner import QueryError, QueryResult, run_query
-from gpu_flows.analytics.sql_files import named_queries
+from gpu_flows.analytics.sql_files import NamedQuery, named_queries
 from gpu_flows.cli import output
 from gpu_flows.cli.errors import BadInput, CommandError
 from gpu_flows.cli.escaping import escape
@@ -33,6 +33,8 @@ MOST_ROWS_SHOWN = 1000  # of a table, without --max-rows
 @examples(
     'gpu-flows sql "select outcome, count(*) from job_history group by all"',
     "gpu-flows sql --list",
+    "gpu-flows sql --list deadline",
+    "gpu-flows sql 'from job_history' --out jobs.parquet",
     "gpu-flows sql slowest_jobs --param limit=5 --csv",
     "gpu-flows sql --file report.sql --json",
 )
@@ -47,9 +49,15 @@ def sql(
         list[str] | None, typer.Option(metavar="K=V", help="Value of the parameter $K; may be repeated.")
     ] = None,
     file: Annotated[Path | None, typer.Option(metavar="FILE", help="Read the SQL from a file.")] = None,
-    list_them: Annotated[bool, typer.Option("--list", help="List the named queries.")] = False,
+    list_them: Annotated[
+        bool, typer.Option("--list", help="List the named queries, or only those about a word.")
+    ] = False,
     as_json: JsonOption = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write all rows to FILE.parquet or FILE.csv.")
+    ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Let --out replace a file.")] = False,
     max_rows: Annotated[int | None, typer.Option(min=1, metavar="N", help="Print at most N rows.")] = None,
     timeout: Annotated[
         float, typer.Option(min=0.1, metavar="S", help="Time limit of the query, in seconds.")
@@ -70,17 +78,24 @@ def sql(
     if as_json and as_csv:
         raise BadInput("--json and --csv exclude each other; choose one.")
     if list_them:
-        _list_queries(as_json)
+        _list_queries(as_json, question)
         return
+    if out:
+        check_output(out, overwrite)
     rows = max_rows or (None if as_json or as_csv else MOST_ROWS_SHOWN)
     query = _read_question(question, file)
     values = parse_assignments(param or [], "--param", parse_json_or_text)
     file_name = database or find_warehouse(pool)
+    limits: dict[str, Any] = {"timeout_s": timeout, "memory_mb": memory}
     try:
-        found = run_query(file_name, query, values, timeout_s=timeout, memory_mb=memory, max_rows=rows)
+        found = run_query(file_name, query, values, max_rows=rows, write_to=out, **limits)
     except QueryError as error:
         raise CommandError(str(error)) from None
-    if as_json:
+    except OSError as error:
+        raise CommandError(f"{out} cannot be written: {error.strerror}.") from None
+    if out:
+        output.print_remark(f"{found.rows[0][0]:,} rows were written to {escape(str(out))}.")
+    elif as_json:
         output.print_json(_to_objects(found))
     elif as_csv:
         write_csv(found)
@@ -103,6 +118,16 @@ def _read_question(typed: str, file: Path | None) -> str:
     return text
 
 
+def check_output(file: Path, overwrite: bool) -> None:
+    """Check the ending of a file to write, and that no file is replaced unasked. Raises BadInput."""
+    if file.suffix not in (".csv", ".parquet"):
+        raise BadInput(f"{file} must end in .csv or .parquet.")
+    if file.exists() and not overwrite:
+        raise BadInput(f"{file} exists. Choose another name, or replace it with --overwrite.")
+    if not file.absolute().parent.is_dir():
+        raise BadInput(f"The folder of {file} does not exist.")
+
+
 def find_warehouse(pool: str) -> Path:
     """The file that the pool's Warehouse block names, or the default one."""
     from gpu_flows.cli.prefect_client import WAREHOUSE_BLOCK, PrefectClient
@@ -114,28 +139,34 @@ def find_warehouse(pool: str) -> Path:
     return default_warehouse()
 
 
-def _list_queries(as_json: bool) -> None:
-    queries = named_queries()
+def _list_queries(as_json: bool, words: str) -> None:
+    """Show the named queries; with words, those that have them in their name, question or parameters."""
+    wanted = words.lower().split()
+    queries = [query for query in named_queries() if all(word in _text_of(query) for word in wanted)]
+    if not queries:
+        raise CommandError(f"No named query is about {words!r}.", "`gpu-flows sql --list` shows all.")
     if as_json:
-        output.print_json(
-            [
-                {
-                    "name": query.name,
-                    "question": query.question,
-                    "parameters": [
-                        {"name": p.name, "default": p.default, "description": p.description}
-                        for p in query.parameters
-                    ],
-                }
-                for query in queries
-            ]
-        )
+        output.print_json([_describe(query) for query in queries])
         return
     rows = [
         [query.name, " ".join(f"{p.name}={p.default or '?'}" for p in query.parameters), query.question]
         for query in queries
     ]
     output.show(output.make_table(["name", "parameters", "question"], rows))
+    if len(queries) == 1:
+        for parameter in queries[0].parameters:
+            print(f"  --param {parameter.name}={parameter.default or '?'}   {parameter.description}")
+
+
+def _text_of(query: NamedQuery) -> str:
+    return " ".join([query.name, query.question, *(p.description for p in query.parameters)]).lower()
+
+
+def _describe(query: NamedQuery) -> dict[str, Any]:
+    parameters = [
+        {"name": p.name, "default": p.default, "description": p.description} for p in query.parameters
+    ]
+    return {"name": query.name, "question": query.question, "parameters": parameters}
 
 
 # -- results ----------------------------------------------------------------------------------
