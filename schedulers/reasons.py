@@ -10,6 +10,8 @@ declined     devices it could use were offered to it, and it waits for better pl
 behind       devices it could use are free, but the policy runs another job first
 fragmented   enough devices are free, but not on one node
 capacity     the devices it needs are busy
+
+Every code, also those of jobs that may not enter the queue yet, belongs to one of four classes.
 """
 
 from __future__ import annotations
@@ -24,6 +26,23 @@ SPAN_NODES = "may_span_nodes: true (--span-nodes)"
 SEE_TIMERS = "The policy lets jobs wait for near devices; `gpu-flows policy set` chooses it and its timers."
 DRAINED = "drained"  # the detail of a node that a user took out of service
 NEXT = 20  # places at the head of the queue for which reasons say what may happen next
+
+
+NEVER_FITS, POLICY, CAPACITY, NOT_EVALUATED = "never_fits", "policy_or_quota", "capacity", "not_evaluated"
+_CLASSES = {
+    **dict.fromkeys(("impossible", "bad_request", "not_allowed"), NEVER_FITS),
+    **dict.fromkeys(
+        ("behind", "declined", "pool_limit", "queue_limit", "paused", "held", "dependency"), POLICY
+    ),
+    **dict.fromkeys(("suspended", "not_due"), POLICY),
+    **dict.fromkeys(("no_devices", "unhealthy", "fragmented", "capacity", "making_room"), CAPACITY),
+}
+
+
+def class_of(code: str) -> str:
+    """Return the class of a reason's code: never_fits, policy_or_quota (what someone decided keeps it),
+    capacity (devices do), or not_evaluated (nobody has decided about it yet)."""
+    return _CLASSES.get(code, NOT_EVALUATED)
 
 
 def find_refusal(job: Job, cluster: Cluster) -> Reason | None:

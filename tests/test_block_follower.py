@@ -342,3 +342,26 @@ async def test_network_table_that_cannot_be_read_is_read_when_it_is_repaired(
     job = Job("a", gpus=2, kind="resnet50")
     assert pool.engine._state.network(job, ((1, 1),)) == load_network(str(path)).slowdown(job, ((1, 1),))
     await pool.follower.close()
+
+
+@in_event_loop
+async def test_shadows_are_followed_and_malformed_ones_leave_the_rest_in_force(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved = {"policy": "fifo", "shadows": ["srtf", "gone"], "options": {"srtf": {"by": "service"}}}
+    pool = FollowedPool(tmp_path, FakeBlocks(cluster=CLUSTER, scheduler=saved), monkeypatch)
+    await pool.apply()
+    assert pool.follower.shadows == {"srtf": {"by": "service"}, "gone": {}}
+    policy = pool.engine.policy
+    await pool.save(
+        "gpu-scheduler", {"policy": "fifo", "shadows": "srtf", "protection": {"min_run_seconds": 7}}
+    )
+    assert pool.follower.shadows == {}
+    assert "names its shadows by something else than a list" in pool.follower.shadows_error
+    assert pool.engine.policy is policy
+    assert pool.engine.protection.min_run_seconds == 7
+    assert not pool.follower.policy_error
+    await pool.save("gpu-scheduler", {"policy": "sjf", "shadows": ["fifo"]})
+    assert (pool.follower.shadows, pool.follower.shadows_error) == ({"fifo": {}}, "")
+    assert pool.swaps() == [("fifo", ""), ("sjf", "")]
+    await pool.follower.close()

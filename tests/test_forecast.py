@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
@@ -10,6 +11,7 @@ from gpu_flows.schedulers.cluster.spec import declare
 from gpu_flows.schedulers.forecast.alternatives import find_alternatives, look_ahead
 from gpu_flows.schedulers.forecast.eta import forecast
 from gpu_flows.schedulers.forecast.forward import UnknownDurations, begin, medians, run_until
+from gpu_flows.schedulers.forecast.later_arrivals import draw_later
 from gpu_flows.schedulers.forecast.pool_state import Costs, PoolState
 from gpu_flows.schedulers.mirror import Held
 from gpu_flows.schedulers.model import NO_PROGRESS, Job, Progress
@@ -169,3 +171,24 @@ def test_a_state_survives_being_written_and_read() -> None:
     assert PoolState.from_json(state.to_json()) == state
     with pytest.raises(ValueError, match="validation error"):
         PoolState.from_json(b'{"pool": "gpu"}')
+
+
+def test_jobs_that_may_overtake_are_expected_as_they_came_lately() -> None:
+    shorts = tuple((Job(f"s{n}", 10.0 * n, 2, expected_s=8.0), exactly(8)) for n in range(10))
+    long = (Job("long", 95.0, 2, expected_s=50.0), NO_PROGRESS)
+    state = make_state(waiting=(long,), recent=shorts, durations={"a": exactly(100), "long": exactly(50)})
+    alone = forecast(replace(state, policy="sjf", recent=()))["long"]
+    assert alone.start_p50 == pytest.approx(160, abs=5)
+    among_others = forecast(replace(state, policy="sjf"))["long"]
+    assert among_others.start_p50 > 180, "short jobs come every ten seconds, and go first"
+    assert forecast(state)["long"] == forecast(replace(state, recent=()))["long"], "nobody overtakes in fifo"
+
+
+def test_what_may_come_repeats_what_came() -> None:
+    shorts = tuple((Job(f"s{n}", 10.0 * n, 1), exactly(8)) for n in range(10))
+    state = make_state(recent=shorts)
+    later = draw_later(state, "seed")
+    assert later == draw_later(state, "seed")
+    assert {round(two.job.submitted - one.job.submitted) for one, two in pairwise(later)} == {10}
+    assert all(each.job.submitted > 100 for each in later)
+    assert not draw_later(replace(state, recent=shorts[:4]), "seed"), "too few to tell"

@@ -100,10 +100,12 @@ async def test_the_alternatives_of_the_head_of_the_queue_are_tried(tmp_path: Pat
         pool.submit("a", 1, expected_s=100.0)
         await pool.wait_for_running("a")
         pool.submit("wide", 2, expected_s=50.0)
-        assert await happens(lambda: forecaster.outcome.alternatives.get("wide"))
-        labels = [each["label"] for each in forecaster.outcome.alternatives["wide"]]
+        assert await happens(lambda: forecaster.describe("wide")["alternatives"])
+        labels = [each["label"] for each in forecaster.describe("wide")["alternatives"]]
         assert labels[0] == "on 1 GPU instead of 2"
         assert "with priority + 1" in labels
+        (holder,) = forecaster.describe("wide")["waits_for"]
+        assert (holder["name"], holder["until"]) == ("a", pytest.approx(1100, abs=10))
 
 
 @in_event_loop
@@ -145,7 +147,7 @@ async def test_nothing_is_forecast_of_jobs_of_which_nothing_is_known(tmp_path: P
         pool.submit("a", 1)
         assert await happens(lambda: forecaster.outcome.why)
         assert "Nothing is known about how long a takes" in forecaster.outcome.why
-        assert forecaster.describe("a") == {"eta": None, "alternatives": []}
+        assert forecaster.describe("a") == {"eta": None, "waits_for": [], "alternatives": []}
 
 
 def eta_at(start: float) -> Eta:

@@ -8,7 +8,7 @@ import pytest
 
 from gpu_flows.blocks import GpuScheduler
 from gpu_flows.schedulers.policy import policies
-from gpu_flows.schedulers.policy_choice import read_choice, write_choice
+from gpu_flows.schedulers.policy_choice import promote, read_choice, read_shadows, write_choice
 
 OLD = {"policy": {"name": "round_robin", "wait_for_turn": True}, "protection": {"min_run_seconds": 5}}
 NEW = {"policy": "round_robin", "options": {"round_robin": {"wait_for_turn": True}, "fifo": {"skip": True}}}
@@ -72,3 +72,34 @@ def test_each_section_shows_the_rule_of_its_policy() -> None:
     for name, policy in policies().items():
         assert schema["definitions"]["PolicyOptions"]["properties"][name]["$ref"].endswith(f"/{name}")
         assert schema["definitions"][name]["description"] == policy.rule()
+
+
+def test_shadows_have_the_options_of_their_sections() -> None:
+    options = {"sjf": {"placement": "pack"}, "fifo": {"skip": True}}
+    saved = {"policy": "fifo", "shadows": ["sjf", "fifo", "gone"], "options": options}
+    assert read_shadows(saved) == {"sjf": {"placement": "pack"}, "gone": {}}, (
+        "the policy is not its own shadow"
+    )
+    assert read_shadows({"policy": "fifo"}) == read_shadows({"policy": "fifo", "shadows": None}) == {}
+    assert read_shadows({**OLD, "shadows": ["sjf"]}) == {"sjf": {}}
+
+
+@pytest.mark.parametrize("shadows", ["sjf", {"sjf": {}}, [3], [""], 5])
+def test_malformed_shadows_are_told_and_the_policy_is_read(shadows: Any) -> None:
+    saved = {"policy": "fifo", "shadows": shadows}
+    with pytest.raises(ValueError, match="names its shadows by something else"):
+        read_shadows(saved)
+    assert read_choice(saved) == ("fifo", {})
+
+
+@pytest.mark.parametrize("saved", [OLD, NEW])
+def test_a_promotion_swaps_the_policy_with_its_shadow(saved: dict[str, Any]) -> None:
+    before = {**saved, "shadows": ["sjf", "srtf"]}
+    after = promote(before, "srtf")
+    assert (after["policy"], after["shadows"]) == ("srtf", ["sjf", "round_robin"])
+    assert read_shadows(after)["round_robin"] == {"wait_for_turn": True}
+    back = promote(after, "round_robin")
+    assert read_choice(back) == read_choice(saved)
+    assert back["shadows"] == before["shadows"]
+    block = GpuScheduler(**after)
+    assert block.use("fifo").shadows == ["sjf", "round_robin"]

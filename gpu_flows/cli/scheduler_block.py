@@ -48,7 +48,8 @@ class SchedulerBlock:
 
     def wait_for_worker(self, is_applied: Callable[[Status], bool]) -> str:
         """Wait until the status of the pool shows what was saved. Return how it went: `in force`, `no
-        worker`, `late`, or `other` if the pool uses another block. Raises an error if the policy does not work."""
+        worker`, `late`, or `other` if the pool uses another block. Raises an error if the policy does not
+        work."""
         if self.name != self._used:
             return "other"
         document = self._client.read_block(SCHEDULER_BLOCK, self.name)

@@ -30,14 +30,8 @@ from gpu_flows.worker.status import Status, read_status
 
 DEFAULT_POLICY = "fifo"  # of a block that does not exist yet
 _FIGURES = (
-    "rank",
-    "decisions",
-    "agreement_percent",
-    "turnaround_percent",
-    "avg_us",
-    "p99_us",
-    "errors",
-    "skipped",
+    *("rank", "decisions", "agreement_percent", "turnaround_percent", "makespan_percent", "projections"),
+    *("avg_us", "p99_us", "errors", "skipped"),
 )
 
 shadow = typer.Typer(
@@ -171,7 +165,8 @@ def _report(block: SchedulerBlock, pool: str, names: list[str], in_force: str, a
 
     def is_applied(status: Status) -> bool:
         wanted = set(names) - {status.policy["name"]}
-        return {each["name"] for each in status.policy.get("shadows", [])} == wanted
+        known = {each["name"]: each for each in status.policy.get("shadows", [])}
+        return known.keys() == wanted and all(each["plans"] or each["error"] for each in known.values())
 
     outcome = block.wait_for_worker(is_applied)
     status = read_status(pool) if outcome == "in force" else None

@@ -8,7 +8,8 @@ Answers, one JSON object in a line:
   done       the number of a message: its changes are made, and observers have seen its decision
   observed   what observers tell the worker about that decision
   forecast   the number of the last message that this forecast includes, with
-             etas (job id -> start_p50, start_p90, end_p50, end_p90), alternatives (job id -> list),
+             etas (job id -> start_p50, start_p90, end_p50, end_p90), heads (job id -> what the job
+             waits for and what would let it start earlier, of the first jobs of the queue),
              record (rows for the warehouse), why (there are none), took_s
 """
 
@@ -27,15 +28,15 @@ from typing import Any, Protocol
 from gpu_flows.common.files import write_atomically
 from gpu_flows.dispatch.child_process import Connection
 from gpu_flows.forecasting.messages import Decision, Message, Settings
+from gpu_flows.forecasting.prospects import describe_prospects
 from gpu_flows.forecasting.record import Thinning
 from gpu_flows.forecasting.shadowing import Shadowing
-from gpu_flows.forecasting.state_file import state_path
+from gpu_flows.forecasting.state_file import read_state, state_path
 from gpu_flows.schedulers.engine import Engine
-from gpu_flows.schedulers.forecast.alternatives import find_alternatives, look_ahead
 from gpu_flows.schedulers.forecast.eta import Eta, forecast
 from gpu_flows.schedulers.forecast.forward import UnknownDurations
 from gpu_flows.schedulers.forecast.pool_state import PoolState
-from gpu_flows.schedulers.mirror import Original, apply
+from gpu_flows.schedulers.mirror import Changes, Original, apply
 from gpu_flows.schedulers.policies.fifo import Fifo
 from gpu_flows.schedulers.policy import PolicyError
 from gpu_flows.schedulers.prediction.estimate import Estimate
@@ -44,6 +45,7 @@ FORECAST_S = 1.0  # for the simulations of one forecast
 GIVE_UP_S = 5.0  # a simulation that takes longer is not completed
 ALTERNATIVES_S = 0.5
 LOOKED_AT = 5  # jobs at the head of the queue for which alternatives are tried
+MOST_RECENT = 200  # jobs that came last, from which it is drawn what may come
 WRITE_EVERY_S = 0.2
 AGAIN_AFTER_S = 10.0  # while jobs are there, forecasts are renewed although nothing has changed
 NICENESS = 5
@@ -75,6 +77,8 @@ class ForecastChild:
         self._observers = observers
         self._engine = Engine((), Fifo(), can_preempt=True)
         self._durations: dict[str, Estimate] = {}
+        before = read_state(folder)  # of an earlier child
+        self._recent = {job.id: (job, duration) for job, duration in before.recent} if before else {}
         self._settings = Settings()
         self._thinning = Thinning()
         self._number = 0
@@ -118,6 +122,7 @@ class ForecastChild:
                 self._durations[job_id] = duration
             else:
                 self._durations.pop(job_id, None)
+        self._note_arrivals(message.changes)
         if message.settings:
             self._settings = message.settings
         self._tell(one.observe(self._engine, message, self._settings) for one in self._observers)
@@ -130,6 +135,14 @@ class ForecastChild:
     def _tell(self, observed: Iterable[list[dict[str, Any]]]) -> None:
         if told := list(chain.from_iterable(observed)):
             self._connection.answer({"observed": told})
+
+    def _note_arrivals(self, changes: Changes) -> None:
+        """Remember the last jobs that came, as far as it is known how long they take."""
+        for job in (*(job for job, _ in changes.waiting), *(held.job for held in changes.running)):
+            if job.gpus and (duration := self._durations.get(job.id)):
+                self._recent[job.id] = (job, duration)
+        for job_id in list(self._recent)[: max(0, len(self._recent) - MOST_RECENT)]:
+            del self._recent[job_id]
 
     def _capture(self) -> PoolState:
         return capture(
@@ -149,7 +162,7 @@ class ForecastChild:
     def _forecast(self) -> None:
         began = time.monotonic()
         state, number, self._is_due = self._capture(), self._number, False
-        answer: dict[str, Any] = {"forecast": number, "etas": {}, "alternatives": {}, "record": [], "why": ""}
+        answer: dict[str, Any] = {"forecast": number, "etas": {}, "heads": {}, "record": [], "why": ""}
 
         def follow() -> bool:
             while self._connection.has_message(0):
@@ -168,7 +181,7 @@ class ForecastChild:
                 job_id: [round(time_, 2) for time_ in astuple(eta)] for job_id, eta in etas.items()
             }
             answer["record"] = self._thinning.choose(etas, {each.job.id for each in state.running}, state.now)
-            answer["alternatives"] = self._try_alternatives(state, etas)
+            answer["heads"] = self._look_at_heads(state, etas)
         except (UnknownDurations, PolicyError) as error:
             answer["why"] = str(error)
         except Exception as error:  # a policy of another package may raise anything
@@ -179,19 +192,16 @@ class ForecastChild:
         self._tell(one.look_ahead(state, follow) for one in self._observers)
         self._forecast_at = now + (now - began)
 
-    def _try_alternatives(self, state: PoolState, etas: dict[str, Eta]) -> dict[str, list[dict[str, Any]]]:
-        """Return what would let the first jobs of the queue start earlier."""
+    def _look_at_heads(self, state: PoolState, etas: dict[str, Eta]) -> dict[str, dict[str, Any]]:
+        """Return what the first jobs of the queue wait for, and what would let them start earlier."""
         until = time.monotonic() + ALTERNATIVES_S
         ids = [job.id for job, _ in state.waiting if job.id in etas]
         first = sorted((etas[job_id].start_p50, job_id) for job_id in ids)[:LOOKED_AT]
-        found: dict[str, list[dict[str, Any]]] = {}
+        heads: dict[str, dict[str, Any]] = {}
         for _, job_id in first:
-            outlook = look_ahead(state, job_id)
-            if time.monotonic() >= until or outlook is None:
-                break
-            tried = find_alternatives(state, job_id, outlook.start, is_late=lambda: time.monotonic() >= until)
-            found[job_id] = [{"label": each.label, "start": round(each.start, 2)} for each in tried]
-        return found
+            if time.monotonic() < until:
+                heads[job_id] = describe_prospects(state, job_id, lambda: time.monotonic() >= until)
+        return heads
 
 
 def _round(eta: Eta) -> list[float]:

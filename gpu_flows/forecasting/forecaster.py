@@ -32,6 +32,8 @@ RESTART = Backoff(first_s=1.0, factor=2.0, most_s=60.0)
 STABLE_AFTER_S = 120.0  # a child that served so long has no old failures
 COMPARE_PAUSE = 20.0  # after a comparison, pause for this multiple of its duration
 
+NOT_TRIED: dict[str, Any] = {"waits_for": [], "alternatives": []}
+
 Durations = Callable[[Job], "Estimate | None"]  # how long a job takes in all, as far as it is known
 OnObserved = Callable[[list[dict[str, Any]]], None]
 
@@ -41,7 +43,7 @@ class Outcome:
     """The last forecast."""
 
     etas: dict[str, Eta] = field(default_factory=dict)
-    alternatives: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    heads: dict[str, dict[str, Any]] = field(default_factory=dict)  # of the first jobs of the queue
     why: str = ""  # there are no forecasts
     made: float = 0.0
 
@@ -89,9 +91,10 @@ class Forecaster(Spectator):
         return self.outcome.etas.get(job_id)
 
     def describe(self, job_id: str) -> dict[str, Any]:
-        """Return when a job starts and ends, and what would let it start earlier, for those who show it."""
-        eta, alternatives = self.eta(job_id), self.outcome.alternatives.get(job_id)
-        return {"eta": asdict(eta) if eta else None, "alternatives": alternatives or []}
+        """Return when a job starts and ends, what it waits for, and what would let it start earlier, for
+        those who show it."""
+        eta, head = self.eta(job_id), self.outcome.heads.get(job_id, NOT_TRIED)
+        return {"eta": asdict(eta) if eta else None, **head}
 
     # -- decisions ----------------------------------------------------------------------------
 
@@ -203,7 +206,7 @@ class Forecaster(Spectator):
         else:
             self._forecast = answer["forecast"]
             etas = {job_id: Eta(*times) for job_id, times in answer["etas"].items()}
-            self.outcome = Outcome(etas, answer["alternatives"], answer["why"], self._clock())
+            self.outcome = Outcome(etas, answer["heads"], answer["why"], self._clock())
             policy = self._told.policy if self._told else ""
             self._record(*_read_rows(answer["record"], self._pool, policy))
             self.changed.set()

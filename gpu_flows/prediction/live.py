@@ -136,6 +136,18 @@ class LivePrediction:
         self._remember(completed, needs, gpu)
         return Completed(completed)
 
+    def foresee(self, job: Job, features: JobFeatures) -> tuple[Job, Estimate | None]:
+        """Return what `complete` would make of a job that nobody has submitted, and how long it takes.
+        Nothing is recorded, remembered or traced."""
+        if not job.gpus:
+            return job, None
+        job = replace(job, kind=job.kind or find_kind(features))
+        device = self._devices.find(job)
+        gpu = device.model if device else ""
+        memory, _ = self._predict_memory(job, features, gpu, None)
+        needs = Needs(features, memory, self._predict_time(job, features, gpu))
+        return self._apply(job, needs), needs.time
+
     def _predict_memory(
         self, job: Job, features: JobFeatures, gpu: str, step: Step | None
     ) -> tuple[Estimate | None, bool]:

@@ -207,16 +207,27 @@ class Admission:
         """Return why a job that a plan starts may not start after all: the limits may have changed since it
         was admitted. Without an objection, it counts as started from now on."""
         due = self.get(job_id)
-        if due and (reason := self._find_pause(due.work_queue)):
+        others = self._started - {job_id}  # a job that moves has started already
+        if due and (reason := self._find_pause(due.work_queue) or self._find_limit(due, others)):
             return reason
-        if due and due.is_limited:
-            used = self._count(self._started - {job_id})  # a job that moves has started already
+        self._started.add(job_id)
+        return None
+
+    def foresee_objection(self, due: DueJob) -> Reason | None:
+        """Return why a job that nobody has submitted yet would be held back if it were due now."""
+        if due.held or not self.dependencies.allow(due.after, due.after_any):
+            return self._find_condition(due)
+        return self._find_pause(due.work_queue) or self._find_limit(due, self._active)
+
+    def _find_limit(self, due: DueJob, started: Iterable[str]) -> Reason | None:
+        """Return the limit that the job would exceed beside those that have started."""
+        if due.is_limited:
+            used = self._count(started)
             pool_limit, queue_limit = self.pool.concurrency_limit, self._queue_limit(due.work_queue)
             if pool_limit is not None and used.total() >= pool_limit:
                 return self._pool_limit_reason(pool_limit)
             if queue_limit is not None and used[due.work_queue] >= queue_limit:
                 return self._queue_limit_reason(due.work_queue, queue_limit)
-        self._started.add(job_id)
         return None
 
     def _note_executing(self, executing: Set[str]) -> None:

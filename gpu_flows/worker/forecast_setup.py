@@ -95,7 +95,11 @@ class Basis:
         if running and progress:
             done = running.work(time.time())
             return Estimate(done + progress["remaining_s"], done + progress["upper_s"], "progress")
-        return self._history.correct(self._prediction.duration(job))
+        return self.correct(self._prediction.duration(job))
+
+    def correct(self, duration: Estimate | None) -> Estimate | None:
+        """Return a stated or predicted duration as this pool's jobs take it."""
+        return self._history.correct(duration)
 
 
 def open_forecaster(

@@ -37,6 +37,7 @@ from gpu_flows.dispatch.job_store import JobStore
 from gpu_flows.forecasting.shadow_record import ShadowRecord
 from gpu_flows.prefect_api.claims import place_of
 from gpu_flows.prefect_api.due_jobs import DueJobs
+from gpu_flows.prefect_api.imagined_jobs import ImaginedJobs
 from gpu_flows.prefect_api.launch_builder import LaunchBuilder
 from gpu_flows.prefect_api.prefect_gateway import PrefectGateway
 from gpu_flows.prefect_api.run_edits import RUN_EDITED
@@ -55,9 +56,11 @@ from gpu_flows.schedulers.policies.fifo import Fifo
 from gpu_flows.schedulers.prediction.options import PredictionOptions
 from gpu_flows.schedulers.protection import Protection
 from gpu_flows.worker.background_tasks import BackgroundTasks
+from gpu_flows.worker.command_socket import answer_commands
 from gpu_flows.worker.events import subscribe
 from gpu_flows.worker.folder_lock import FolderLock
 from gpu_flows.worker.forecast_setup import Basis, open_forecaster
+from gpu_flows.worker.foreseen_jobs import ForeseenJobs
 from gpu_flows.worker.housekeeping import after_changes, keep_tidy
 from gpu_flows.worker.leadership import RETRY, Leadership
 from gpu_flows.worker.lease import PoolLease
@@ -120,6 +123,7 @@ class PoolService:
         )
         self.shadows = ShadowRecord(pool.name, self._record, log)
         self.forecaster = open_forecaster(self._forecasts, self.folder, self._record, self.shadows)
+        self._imagined = ImaginedJobs(client, self.due_jobs, self.prediction, self._forecasts.correct)
         self.dispatcher = Dispatcher(
             pool.name,
             self.engine,
@@ -171,8 +175,9 @@ class PoolService:
             self._record,
             self.prediction.predict_longer,
         )
-        self._waiting_notes = WaitingNotes(self._queue_sync, self.states)
-        self._waiting_log = WaitingLog(self._queue_sync, self._worker_log)
+        find_eta = self.forecaster.eta
+        self._waiting_notes = WaitingNotes(ForeseenJobs(self._queue_sync, find_eta), self.states)
+        self._waiting_log = WaitingLog(ForeseenJobs(self._queue_sync, find_eta), self._worker_log)
 
     @property
     def pool(self) -> WorkPool:
@@ -259,6 +264,7 @@ class PoolService:
         )
         keep("Forecasting", self.forecaster.keep_forecasting)
         keep("Reading the past for forecasts", self._forecasts.keep_reading)
+        keep("Answering commands", lambda: answer_commands(self.folder, self._imagined.answer))
         keep("Sending logs", self._worker_log.keep_sending)
         keep("Following the progress of jobs", self._progress.keep_watching)
         keep("Writing the status", self._keep_publishing)

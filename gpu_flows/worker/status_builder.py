@@ -13,6 +13,7 @@ from gpu_flows.dispatch.dispatcher import Dispatcher
 from gpu_flows.prefect_api.waiting_notes import WaitingJobs
 from gpu_flows.schedulers.cluster.state import Cluster
 from gpu_flows.schedulers.model import Job, Reason, Running
+from gpu_flows.schedulers.reasons import class_of
 from gpu_flows.worker.status import Status, describe_place
 
 MOST_LISTED = 2000  # jobs beyond this place in the queue are not listed
@@ -81,6 +82,7 @@ def _describe_waiting(job: Job, reason: Reason, dispatcher: Dispatcher, now: flo
         "waited": max(0.0, now - job.submitted - progress.ran_s),
         "ran": progress.ran_s,
         "reason": reason.code,
+        "class": class_of(reason.code),
         "why": reason.summary,
         "fix": reason.fix,
         "attempts": progress.attempts,

@@ -63,6 +63,13 @@ def look_ahead(state: PoolState, job_id: str, until_end: bool = False) -> Outloo
     )
 
 
+def place_in_queue(state: PoolState, job_id: str) -> int | None:
+    """Return the place of a waiting job in the policy's order, from 1. Raises PolicyError."""
+    run = begin(state, dict.fromkeys(state.jobs(), 0.0))
+    order = [job.id for job in run.engine.first_waiting()]
+    return order.index(job_id) + 1 if job_id in order else None
+
+
 def find_alternatives(
     state: PoolState,
     job_id: str,

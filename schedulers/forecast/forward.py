@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
+from gpu_flows.schedulers.forecast.duration_spread import draw_durations
 from gpu_flows.schedulers.forecast.pool_state import PoolState
 from gpu_flows.schedulers.model import Job
 from gpu_flows.schedulers.prediction.estimate import Estimate
@@ -17,8 +18,13 @@ class UnknownDurations(ValueError):
 
 
 def medians(state: PoolState) -> dict[str, float]:
-    """Return the expected duration of every job. Raises UnknownDurations."""
-    return {job_id: expected(state, job).value for job_id, job in state.jobs().items()}
+    """Return the median of the duration of every job, given how much of it is done. Raises
+    UnknownDurations."""
+    done = state.work()
+    return {
+        job_id: draw_durations(expected(state, job), done[job_id], 1)[0]
+        for job_id, job in state.jobs().items()
+    }
 
 
 def expected(state: PoolState, job: Job) -> Estimate:
@@ -32,15 +38,16 @@ def expected(state: PoolState, job: Job) -> Estimate:
     return found
 
 
-def begin(state: PoolState, durations: Mapping[str, float]) -> Run:
-    """Return the simulation that continues from this state, with these durations. Raises PolicyError."""
+def begin(state: PoolState, durations: Mapping[str, float], later: Iterable[Arrival] = ()) -> Run:
+    """Return the simulation that continues from this state, with these durations and with jobs that come
+    later. Raises PolicyError."""
     launch_s = state.costs.launch_s
     arrivals = [Arrival(job, durations[job_id], launch_s=launch_s) for job_id, job in state.jobs().items()]
     policy, conditions = state.make_policy(), state.conditions()
     changes = state.changes()
     if conditions.network:
         changes.network = conditions.network.slowdown
-    return Run(arrivals, state.nodes, policy, conditions, Stated(), begin=changes)
+    return Run([*arrivals, *later], state.nodes, policy, conditions, Stated(), begin=changes)
 
 
 def run_until(run: Run, is_enough: Callable[[Run], bool]) -> None:

@@ -48,6 +48,7 @@ class PoolState:
     utilization: Mapping[str, float] = field(default_factory=dict)
     network: str = ""  # the table that tells how it slows jobs down; empty: it does not
     costs: Costs = Costs()
+    recent: tuple[tuple[Job, Estimate], ...] = ()  # the last jobs that came, with their durations
 
     def changes(self) -> Changes:
         """Return what brings an empty engine to this state."""
@@ -66,6 +67,13 @@ class PoolState:
     def jobs(self) -> dict[str, Job]:
         """Return the waiting and the running jobs by id."""
         return {job.id: job for job, _ in self.waiting} | {held.job.id: held.job for held in self.running}
+
+    def work(self) -> dict[str, float]:
+        """Return how much of its duration each job has done by now."""
+        done = {job.id: progress.work_s for job, progress in self.waiting}
+        return done | {
+            held.job.id: held.before.work_s + max(0.0, self.now - held.since) for held in self.running
+        }
 
     def duration(self, job_id: str) -> Estimate | None:
         """Return the time on devices that a job will take in all; None if nothing is known."""

@@ -63,9 +63,7 @@ def _create_run(
     client: PrefectClient, deployment: dict[str, Any], request: JobRequest, user: str
 ) -> dict[str, Any]:
     body = {
-        "job_variables": {**request.variables, **({"user": user} if user else {})},
-        "parameters": build_parameters(deployment, request.parameters),
-        "tags": [f"user:{user}"] if user else [],  # for filters in the UI
+        **describe_run(deployment, request, user),
         # A busy server may report a failure for a run that it has created; the key makes retries safe.
         "idempotency_key": str(uuid.uuid4()),
         **({"name": request.name} if request.name else {}),
@@ -73,14 +71,28 @@ def _create_run(
     try:
         return dict(client.post(f"/deployments/{deployment['id']}/create_flow_run", body))
     except Rejected as rejected:
-        refusal = _REFUSAL.search(rejected.detail)
-        if not refusal:
+        why = explain_refusal(rejected.detail, request)
+        if not why:
             raise
-        culprit = _name_culprit(refusal["field"] or "", request)
-        why = refusal["why"].strip().rstrip(".")
-        raise BadInput(
-            f"{request.source}{culprit}: {why}.", "Nothing was submitted; see `gpu-flows submit --help`."
-        ) from None
+        raise BadInput(why, "Nothing was submitted; see `gpu-flows submit --help`.") from None
+
+
+def describe_run(deployment: dict[str, Any], request: JobRequest, user: str) -> dict[str, Any]:
+    """What the server is told about the run."""
+    return {
+        "job_variables": {**request.variables, **({"user": user} if user else {})},
+        "parameters": build_parameters(deployment, request.parameters),
+        "tags": [f"user:{user}"] if user else [],  # for filters in the UI
+    }
+
+
+def explain_refusal(detail: str, request: JobRequest) -> str:
+    """Why the server refuses a run, in terms of the options; empty for a refusal of another kind."""
+    refusal = _REFUSAL.search(detail)
+    if not refusal:
+        return ""
+    culprit = _name_culprit(refusal["field"] or "", request)
+    return f"{request.source}{culprit}: {refusal['why'].strip().rstrip('.')}."
 
 
 def _name_culprit(field: str, request: JobRequest) -> str:

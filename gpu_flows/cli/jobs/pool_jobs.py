@@ -16,6 +16,7 @@ from gpu_flows.cli.errors import CommandError
 from gpu_flows.cli.jobs.runs import is_suspended
 from gpu_flows.cli.prefect_client import PrefectClient, template_fields
 from gpu_flows.prefect_api.conventions import CONTAINER_FLOW, Ownership, find_user
+from gpu_flows.schedulers.reasons import NOT_EVALUATED
 from gpu_flows.worker.status import Status, read_last_status, read_status
 from gpu_flows.worker.status_text import HELD_BACK, LATE_S, measure_wait, place_devices
 
@@ -182,6 +183,7 @@ class RunDescriber:
             "waited": max(0.0, time.time() - submitted - float(run.get("total_run_time") or 0.0)),
             "state": state.get("name", ""),
             "reason": "",
+            "class": NOT_EVALUATED,
             "why": state.get("message") or state.get("name", ""),
             "fix": "",
         }

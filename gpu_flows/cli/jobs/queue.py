@@ -12,6 +12,7 @@ from rich.text import Text
 from gpu_flows.cli import output
 from gpu_flows.cli.benchmark_notice import note_benchmark
 from gpu_flows.cli.escaping import escape
+from gpu_flows.cli.jobs.etas import describe_head, find_eta_columns
 from gpu_flows.cli.jobs.pool_jobs import SERVER, read_pool_jobs
 from gpu_flows.cli.jobs.runs import shorten
 from gpu_flows.cli.jobs.tables import draw_jobs
@@ -24,6 +25,9 @@ def queue(
     pool: PoolOption = DEFAULT_POOL,
     running: Annotated[bool, typer.Option("--running", help="Show the running jobs only.")] = False,
     everything: Annotated[bool, typer.Option("--all", help="Show the waiting and the running jobs.")] = False,
+    wide: Annotated[
+        bool, typer.Option("--wide", help="Also show when jobs start and end at the latest, most likely.")
+    ] = False,
     limit: Annotated[int, typer.Option(min=0, metavar="N", help="At most N rows; 0 shows all.")] = 50,
     watch: WatchOption = False,
     as_json: JsonOption = False,
@@ -32,17 +36,19 @@ def queue(
 
     Jobs without a place in the queue (#) may not start yet: a hold, a limit, a pause or another run keeps
     them back. With --all, also list the running jobs and their devices (node:index); with --running, list
-    only those. Suspended jobs follow the others; they continue after `gpu-flows resume`. The data comes from
-    the worker if one serves the pool on this machine, else from the Prefect server.
+    only those. `starts` and `ends` are forecasts: a job is as likely to be earlier as later. With --wide,
+    nine of ten jobs are no later than the time in brackets. Suspended jobs follow the others; they continue
+    after `gpu-flows resume`. The data comes from the worker if one serves the pool on this machine, else from
+    the Prefect server.
     """
 
     def draw(jobs: dict[str, Any]) -> Group:
         shown: list[Any] = []
         if not running:
-            shown += _draw_waiting(jobs["waiting"], limit)
+            shown += _draw_waiting(jobs["waiting"], limit, wide)
         if running or everything:
             shown += [Text()] if shown else []
-            shown += _draw_running(jobs["running"], limit)
+            shown += _draw_running(jobs["running"], limit, wide)
         if not running:
             shown += _draw_suspended(jobs["suspended"], limit)
         listed = [
@@ -59,11 +65,11 @@ def queue(
     output.show_or_watch(read, draw, as_json, watch)
 
 
-def _draw_waiting(jobs: list[dict[str, Any]], limit: int) -> list[Any]:
+def _draw_waiting(jobs: list[dict[str, Any]], limit: int, wide: bool) -> list[Any]:
     if not jobs:
         return [Text("No job waits.")]
-    needs = _find_needs(jobs)
-    columns = ["#", "id", "run", "user", "GPUs", *needs, "priority", "waited", "why it waits"]
+    needs, etas = _find_needs(jobs), find_eta_columns(jobs, ("start", "end") if wide else ("start",), wide)
+    columns = ["#", "id", "run", "user", "GPUs", *needs, "priority", "waited", *etas, "why it waits"]
     rows = [
         [
             job["position"],
@@ -72,11 +78,12 @@ def _draw_waiting(jobs: list[dict[str, Any]], limit: int) -> list[Any]:
             *(mark(job) for mark in needs.values()),
             job["priority"],
             output.format_duration(job["waited_s"]),
-            f"{_describe_preemptions(job)}{job['why']} {job['fix']}".strip(),
+            *(show(job) for show in etas.values()),
+            f"{_describe_preemptions(job)}{job['why']} {job['fix']} {describe_head(job)}".strip(),
         ]
         for job in jobs[: limit or None]
     ]
-    table = draw_jobs(columns, rows, right=("#", "GPUs", *needs, "priority", "waited"))
+    table = draw_jobs(columns, rows, right=("#", "GPUs", *needs, "priority", "waited", *etas))
     return [table, *_note_rest(len(jobs), limit)]
 
 
@@ -91,11 +98,11 @@ def _describe_preemptions(job: dict[str, Any]) -> str:
     return "" if not times else "Preempted. " if times == 1 else f"Preempted {times} times. "
 
 
-def _draw_running(jobs: list[dict[str, Any]], limit: int) -> list[Any]:
+def _draw_running(jobs: list[dict[str, Any]], limit: int, wide: bool) -> list[Any]:
     if not jobs:
         return [Text("No job runs.")]
-    needs = _find_needs(jobs)
-    columns = ["id", "running", "user", "GPUs", *needs, "priority", "for", "on"]
+    needs, etas = _find_needs(jobs), find_eta_columns(jobs, ("end",), wide)
+    columns = ["id", "running", "user", "GPUs", *needs, "priority", "for", *etas, "on"]
     rows = [
         [
             shorten(job["id"]),
@@ -103,11 +110,12 @@ def _draw_running(jobs: list[dict[str, Any]], limit: int) -> list[Any]:
             *(mark(job) for mark in needs.values()),
             job["priority"],
             output.format_duration(job["running_s"]) + note_left(job),
+            *(show(job) for show in etas.values()),
             job["on"] + _note_stopping(job),
         ]
         for job in jobs[: limit or None]
     ]
-    table = draw_jobs(columns, rows, right=("GPUs", *needs, "priority", "for"))
+    table = draw_jobs(columns, rows, right=("GPUs", *needs, "priority", "for", *etas))
     return [table, *_note_rest(len(jobs), limit)]
 
 

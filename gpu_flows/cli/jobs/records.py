@@ -60,6 +60,14 @@ offered as (
         max_by({{'tier': tier, 'accepted': accepted, 'waited_s': waited_s, 'patience_s': patience_s,
             'slowdown': slowdown, 'sensitivity': sensitivity}}, time) as offer
     from offers where job_id = $job
+),
+told as (
+    select list({{'quantity': quantity, 'made': made, 'p50_error_s': p50_error_s, 'p90_error_s': p90_error_s,
+        'covered': covered}}) as forecasts
+    from (
+        select * from eta_errors where job_id = $job
+        qualify row_number() over (partition by quantity order by made) = 1
+    )
 )
 select
     job_history.outcome as job_outcome,
@@ -82,11 +90,13 @@ select
     needs,
     peak_gpu_memory_mb,
     declined_offers,
-    offer
+    offer,
+    forecasts
 from job_history
 cross join needs
 cross join peak
 cross join offered
+cross join told
 left join last_ends using (job_id)
 left join attempt_history using (job_id)
 left join saved_work using (job_id, attempt)
@@ -97,7 +107,7 @@ order by attempt
 """
 _OF_JOB = {
     *("job_outcome", "job_detail", "waited_s", "ran_s", "places", "needs", "peak_gpu_memory_mb"),
-    *("declined_offers", "offer"),
+    *("declined_offers", "offer", "forecasts"),
 }
 STATES = (
     "waiting",
@@ -143,6 +153,7 @@ def read_record(pool: str, job_id: str) -> dict[str, Any]:
         "peak_gpu_memory_mb": first["peak_gpu_memory_mb"],
         "declined_offers": first["declined_offers"],
         "offer": first["offer"],
+        "forecasts": first["forecasts"],
     }
 
 

@@ -18,6 +18,7 @@ from gpu_flows.cli.jobs.acceptance import is_refused, wait_for_notice
 from gpu_flows.cli.jobs.arrays import split_limit
 from gpu_flows.cli.jobs.creation import check_pool_runs_containers, create_runs
 from gpu_flows.cli.jobs.deployments import CONTAINER, find_flow_deployment, find_named_deployment
+from gpu_flows.cli.jobs.dry_run import foresee_runs, show_dry_run
 from gpu_flows.cli.jobs.follow import Follower, print_state
 from gpu_flows.cli.jobs.log_reader import LogReader, format_line
 from gpu_flows.cli.jobs.requests import build_requests
@@ -82,9 +83,12 @@ def submit(
     Parameter values are parsed as JSON if they are JSON, else taken as text. `config.model=cnn` sets one
     field of the parameter `config`.
 
+    With --dry-run, nothing is submitted and nothing is written. The worker on this machine tells where the
+    job would start and when, what it would wait for, and what would let it start earlier.
+
     The command returns when the worker has queued, started or refused the job, after 3 seconds at most. With
     --wait, it prints the job's output until the job ends. Exit code 1: a job was refused, or waited for and
-    not completed.
+    not completed; with --dry-run, that it would be refused.
     """
     flow, requests, is_list = build_requests(options, context.obj, pool)
     client = PrefectClient()
@@ -102,6 +106,12 @@ def submit(
     before = {name: ids for name, ids in before.items() if ids}
     requests = [replace(each, variables={**each.variables, **before}) for each in requests]
     _, at_once = split_limit(options.array)
+    if options.dry_run:
+        foreseen = foresee_runs(pool, deployment, requests, options.user or _find_user())
+        show_dry_run(foreseen, as_json, is_list)
+        if any(each["refused"] for each in foreseen):
+            raise typer.Exit(FAILED)
+        return
     runs = create_runs(client, deployment, requests, options.user or _find_user(), at_once)
     if options.wait:
         runs = _follow(client, pool, runs, quiet=as_json)

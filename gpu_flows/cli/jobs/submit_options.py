@@ -104,6 +104,9 @@ class SubmitOptions:
     ] = None
     hold: Annotated[bool, _flag("--hold", "Let the job wait until `gpu-flows release`.")] = False
     user: Annotated[str, typer.Option(help="The user whose job it is; default: you.")] = ""
+    dry_run: Annotated[
+        bool, _flag("--dry-run", "Tell where and when the job would start, and submit nothing.")
+    ] = False
     wait: Annotated[bool, _flag("--wait", "Print the output until the job ends.")] = False
 
 

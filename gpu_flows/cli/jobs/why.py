@@ -10,6 +10,7 @@ from rich.console import RenderableType
 
 from gpu_flows.cli import output
 from gpu_flows.cli.errors import CommandError
+from gpu_flows.cli.jobs.foresight import foresee, show_forecast
 from gpu_flows.cli.jobs.pool_jobs import (
     RunDescriber,
     advise_to_serve,
@@ -23,6 +24,7 @@ from gpu_flows.cli.prefect_client import PrefectClient
 from gpu_flows.cli.prefect_settings import build_run_url
 from gpu_flows.prefect_api.conventions import FINAL_STATES
 from gpu_flows.schedulers.model import Tier
+from gpu_flows.schedulers.reasons import class_of
 from gpu_flows.worker.status import Status, read_status
 from gpu_flows.worker.status_text import (
     HELD_BACK,
@@ -47,6 +49,13 @@ _SHOWN = {
     "why": "why",
     "fix": "would help",
     "reason": "code",
+    "class": "class",
+    "waiting_for": "waits for",
+    "starts": "starts",
+    "ends": "ends",
+    "earlier": "would start",
+    "no_forecast": "forecast",
+    "forecast_was": "forecast",
     "exit_code": "exit code",
     "preempted": "preempted",
     "on": "on",
@@ -76,6 +85,8 @@ def why(run: RunArgument, pool: PoolOption = DEFAULT_POOL, as_json: JsonOption =
     found = _explain_by_worker(status, run) if status else None
     if found is None or _has_ended(found["id"]):
         found = _explain_by_server(PrefectClient(), pool, status, found["id"] if found else run)
+    if found["state"] == "waiting" and status:
+        found |= foresee(pool, found["id"], status)
     _add_record(found, pool)
     found["ui"] = build_run_url(found["id"])
     if as_json:
@@ -96,6 +107,7 @@ def _show(found: dict[str, Any]) -> None:
         "ran": _format(found.get("ran_s")),
         "progress": describe_progress(found.get("progress")),
         "placed": _describe_placement(found),
+        **show_forecast(found),
         "logs": f"gpu-flows logs {shorten(found['id'])}" if found.get("ran_s") or found["attempts"] else "",
     }
     output.show(output.make_value_list(*((label, shown.get(name)) for name, label in _SHOWN.items())))
@@ -131,7 +143,7 @@ def _add_record(found: dict[str, Any], pool: str) -> None:
     found["attempts"] = record.get("attempts", [])
     if record.get("outcome") if "ended" in found else by_server and found["attempts"]:
         found |= {"waited_s": record["waited_s"], "ran_s": record["ran_s"]}
-    for name in ("memory", "time", "peak_gpu_memory_mb", "declined_offers", "offer"):
+    for name in ("memory", "time", "peak_gpu_memory_mb", "declined_offers", "offer", "forecasts"):
         if record.get(name) and not found.get(name):
             found[name] = record[name]
     if "ended" not in found or not record.get("outcome"):
@@ -187,6 +199,8 @@ def _explain_by_worker(status: Status, wanted: str) -> dict[str, Any] | None:
             "started": bool(job.get("attempts")),
             "place": None if job["reason"] in HELD_BACK else status.waiting.index(job) + 1,
             "reason": job["reason"],
+            "class": class_of(job["reason"]),
+            "eta": job.get("eta"),
             "why": job["why"],
             "fix": job["fix"],
             "waited_s": round(measure_wait(job, status.at), 1),
@@ -198,6 +212,7 @@ def _explain_by_worker(status: Status, wanted: str) -> dict[str, Any] | None:
         "state": "stopping" if job.get("stopping") else "running",
         "started": job["attempt"] > 1,
         "why": job.get("stopping") or "It has its devices.",
+        "eta": job.get("eta"),
         "devices": job["devices"],
         "on": place_devices(job["devices"], status.devices),
         "attempt": job["attempt"],
@@ -234,11 +249,19 @@ def _explain_by_server(
     found = {**_identify(job), "pool": in_pool, "state": state.get("name", "")}
     if run["state_type"] == "SCHEDULED":
         found["waited_s"] = round(job["waited"], 1)
-        return {**found, **_explain_scheduled(client, run, in_pool, status)}
+        explained = _explain_scheduled(client, run, in_pool, status)
+        return {**found, **explained, "class": class_of(explained["reason"])}
     if is_suspended(run):
         fix = f"Resume it: gpu-flows resume {shorten(run['id'])}"
         times = _measure_times(run, job, time.time())
-        return {**found, "reason": "suspended", "why": SUSPENDED_WHY, "fix": fix, **times}
+        return {
+            **found,
+            "reason": "suspended",
+            "class": class_of("suspended"),
+            "why": SUSPENDED_WHY,
+            "fix": fix,
+            **times,
+        }
     if run["state_type"] not in FINAL_STATES:
         return {**found, "why": state.get("message") or "", **_measure_times(run, job, time.time())}
     return {**found, **_explain_end(run, job)}

@@ -1,0 +1,220 @@
+"""Shadows of a live pool, in the real forecasting process: they act on nothing and can hold up nobody."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import psutil
+import pytest
+from fake_pool import FakePool, happens, in_event_loop
+
+from gpu_flows.analytics.facts import ShadowDecided, ShadowProjected
+from gpu_flows.common.retry import Backoff
+from gpu_flows.forecasting import forecaster as module
+from gpu_flows.forecasting import shadowing
+from gpu_flows.forecasting.forecaster import Forecaster
+from gpu_flows.forecasting.messages import Decision, Message, Settings
+from gpu_flows.forecasting.shadow_record import ShadowRecord
+from gpu_flows.forecasting.shadowing import DIED, Shadowing
+from gpu_flows.schedulers.forecast import shadows as pure
+from gpu_flows.schedulers.mirror import Changes
+from gpu_flows.schedulers.model import Job
+from gpu_flows.schedulers.policies.fifo import Fifo
+from gpu_flows.schedulers.policy import Policy, State
+from gpu_flows.schedulers.prediction.estimate import Estimate
+from tests.small_pools import pool as make_engine
+from tests.test_policy_process import plugin as plugin
+
+Choices = Mapping[str, Mapping[str, Any]]
+
+
+class Shadowed:
+    """A pool with shadows, which a test may edit as users edit the block."""
+
+    def __init__(self, folder: Path, shadows: Choices, cluster: str) -> None:
+        self.pool = FakePool(folder, cluster)
+        self.shadows, self.saves = shadows, 0
+        self.record = ShadowRecord("pool", self._keep, logging.getLogger("shadows"))
+        self.forecaster = Forecaster(
+            "pool",
+            folder,
+            self.pool.engine,
+            lambda job: Estimate(job.expected_s, job.expected_s, "stated") if job.expected_s else None,
+            lambda: Settings(self.pool.engine.policy.name, shadows=self.shadows, saved=str(self.saves)),
+            self._keep,
+            logging.getLogger("forecasts"),
+            self.record.use,
+            clock=lambda: self.pool.runtime.now,
+        )
+
+    def _keep(self, *facts: Any) -> None:
+        self.pool.facts.extend(facts)
+
+    def save(self, shadows: Choices) -> None:
+        self.shadows, self.saves = shadows, self.saves + 1
+        self.pool.dispatcher.plan_again()
+
+    async def submit(self, job_id: str, gpus: int = 1, **more: Any) -> None:
+        """Submit a job when the child is not busy, so that the decision about it is shown to the shadows."""
+        assert await happens(self.forecaster._may_send)
+        self.pool.submit(job_id, gpus, **more)
+        await self.pool.settle()
+
+    def errors(self) -> dict[str, str]:
+        return {name: self.record.describe(name)["error"] for name in self.shadows}
+
+    def plans(self) -> set[str]:
+        return {name for name in self.shadows if self.record.describe(name)["plans"]}
+
+    def verdicts(self, shadow: str) -> list[ShadowDecided]:
+        return [each for each in self.pool.facts if isinstance(each, ShadowDecided) and each.shadow == shadow]
+
+
+@asynccontextmanager
+async def shadowed_pool(folder: Path, shadows: Choices, cluster: str = "1x2") -> AsyncIterator[Shadowed]:
+    """A pool whose shadows have begun to plan, as far as they can."""
+    found = Shadowed(folder, shadows, cluster)
+    found.pool.dispatcher.spectator = found.forecaster
+    with mock.patch.object(module, "RESTART", Backoff(first_s=0.05)):
+        task = asyncio.ensure_future(found.forecaster.keep_forecasting())
+        try:
+            assert await happens(lambda: all(map(bool, found.errors().values())) or found.plans())
+            yield found
+        finally:
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
+            await found.pool.dispatcher.close()
+    assert not [each for each in psutil.Process().children(True) if "policy_child" in " ".join(_line(each))]
+
+
+def _line(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return []
+
+
+@in_event_loop
+async def test_shadows_plan_beside_the_policy_and_are_compared_with_it(tmp_path: Path) -> None:
+    async with shadowed_pool(tmp_path, {"sjf": {}, "priority": {}}) as found:
+        pool = found.pool
+        await found.submit("running", 1, expected_s=100.0)
+        await pool.wait_for_running("running")
+        assert await happens(lambda: found.verdicts("sjf"))
+        await found.submit("wide", 2, priority=5, expected_s=50.0)
+        # The policy stops `running` for it; sjf does not preempt.
+        assert await happens(lambda: len(found.verdicts("sjf")) > 1)
+        last = found.verdicts("sjf")[1]
+        assert (last.policy, last.pool, last.same_jobs, last.started) == ("priority", "pool", False, 0)
+        assert last.agreement == 0
+        await pool.wait_for_stop_request("running")
+        same = found.verdicts("priority")
+        assert all(each.same_devices and each.agreement == 1 for each in same)
+        assert len(same) == len(found.verdicts("sjf"))
+        assert await happens(
+            lambda: {each.shadow for each in pool.facts if isinstance(each, ShadowProjected)} >= {"sjf"}
+        )
+
+
+@pytest.mark.parametrize(
+    ("deed", "error"),
+    [
+        ("raises", "ZeroDivisionError: division by zero (plugin.py"),
+        ("dies", "its process ended with exit code 3"),
+        ("sleeps", "it did not plan within 1 s"),
+    ],
+)
+def test_a_shadow_that_misbehaves_is_suspended_until_the_block_is_saved(
+    tmp_path: Path, deed: str, error: str
+) -> None:
+    @in_event_loop
+    async def check() -> None:
+        async with shadowed_pool(tmp_path, {"bad": {}, "sjf": {}}) as found:
+            pool = found.pool
+            assert await happens(lambda: found.plans() == {"bad", "sjf"})
+            await found.submit(deed, 1)
+            await pool.wait_for_running(deed)
+            assert await happens(lambda: error in found.errors()["bad"]), found.errors()
+            assert [each.error for each in found.verdicts("bad")] == [found.errors()["bad"]]
+            assert not found.errors()["sjf"]
+            pool.runtime.exit(deed, 0)
+            await pool.wait_for_running()
+            found.save(found.shadows)
+            assert await happens(lambda: found.plans() == {"bad", "sjf"})
+            await found.submit("good", 1)
+            assert await happens(lambda: found.verdicts("bad")[-1].same_devices)
+
+    check()
+
+
+@in_event_loop
+async def test_unknown_shadows_are_told_and_the_others_plan(tmp_path: Path) -> None:
+    async with shadowed_pool(tmp_path, {"sjff": {}, "fifo": {"skip": "perhaps"}, "sjf": {}}) as found:
+        assert await happens(lambda: found.plans() == {"sjf"})
+        assert "Did you mean 'sjf'" in found.errors()["sjff"]
+        assert "skip" in found.errors()["fifo"]
+        found.save({"srtf": {}})
+        assert await happens(lambda: found.plans() == {"srtf"})
+        assert found.record.describe("sjf") == {"name": "sjf", "plans": False, "error": ""}
+
+
+# --- what a shadow does to the process that it plans in ---
+
+
+class Deadly(Fifo):
+    name = "deadly"
+
+    def plan(self, state: State) -> None:
+        os._exit(3)
+
+
+class Endless(Fifo):
+    name = "endless"
+
+    def plan(self, state: State) -> None:
+        while True:
+            super().plan(state)
+            state.draft.rollback()
+
+
+def ask(folder: Path, policy: type[Policy], saved: str = "1") -> list[dict[str, Any]]:
+    """Let a new observer ask this policy about one decision."""
+
+    async def open_it(name: str, options: dict[str, Any], *_: Any) -> Policy:
+        return policy(**options)
+
+    engine = make_engine("fifo", "1x1")
+    engine.submit(Job("a", 0.0, 1))
+    message = Message(1, Changes(100.0, None), decision=Decision("fifo", (), ()))
+    with mock.patch.object(shadowing, "open_policy", open_it):
+        return Shadowing(folder).observe(engine, message, Settings(shadows={policy.name: {}}, saved=saved))
+
+
+def test_a_plan_without_end_is_broken_off(tmp_path: Path) -> None:
+    with mock.patch.object(pure, "PLAN_WITHIN_S", 0.2):
+        verdict, errors = ask(tmp_path, Endless)
+    assert verdict["verdict"]["error"] == "it did not plan within 0.2 s"
+    assert errors == {"errors": {"endless": "it did not plan within 0.2 s"}}
+
+
+def test_a_shadow_that_ends_the_process_is_not_asked_again_until_it_is_saved(tmp_path: Path) -> None:
+    def fork_and_ask(saved: str) -> int:
+        if pid := os.fork():
+            return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        try:
+            told = ask(tmp_path, Deadly, saved)
+            os._exit(0 if told == [{"errors": {"deadly": DIED}}] else 1)
+        finally:
+            os._exit(2)
+
+    assert fork_and_ask("1") == 3
+    assert fork_and_ask("1") == 0
+    assert fork_and_ask("2") == 3, "it was saved again"
