@@ -9,7 +9,7 @@ the 90th percentile.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from gpu_flows.schedulers.forecast.duration_spread import draw_durations
@@ -37,23 +37,25 @@ def forecast(
     seed: int = 0,
     is_late: Callable[[], bool] = lambda: False,
     is_hopeless: Callable[[], bool] = lambda: False,
+    only: Collection[str] = (),
 ) -> dict[str, Eta]:
     """Return when each job will start and end; jobs that may never end are left out. When `is_late`, the
     simulations made so far have to do; at least one is made, unless that `is_hopeless`: then jobs that have
-    not ended in it by now are left out. Raises UnknownDurations and PolicyError."""
+    not ended in it by now are left out. With `only`, just these jobs are forecast. Raises UnknownDurations
+    and PolicyError."""
     jobs, done = state.jobs(), state.work()
     samples = {
         job_id: draw_durations(expected(state, job), done[job_id], draws, f"{seed}/{job_id}")
         for job_id, job in jobs.items()
     }
     overtakes = may_overtake(state.make_policy())
-    outcomes: dict[str, list[JobResult]] = {job_id: [] for job_id in jobs}
+    outcomes: dict[str, list[JobResult]] = {job_id: [] for job_id in only or jobs}
     for draw in range(draws):
         if draw and is_late():
             break
         later = draw_later(state, f"{seed}/{draw}") if overtakes else []
         run = begin(state, {job_id: durations[draw] for job_id, durations in samples.items()}, later)
-        open_jobs = list(jobs)
+        open_jobs = list(outcomes)
         run_until(run, lambda run: _have_ended(run, open_jobs) or is_hopeless())  # noqa: B023
         if draw and is_hopeless():
             break  # it is not complete, and those before it are
