@@ -15,13 +15,14 @@ from gpu_flows.cli import output
 from gpu_flows.cli.errors import CommandError
 from gpu_flows.cli.jobs.creation import describe_run, explain_refusal
 from gpu_flows.cli.jobs.etas import describe_alternative, describe_eta, describe_holders
-from gpu_flows.cli.jobs.pool_jobs import advise_to_serve, place_devices
+from gpu_flows.cli.jobs.pool_jobs import advise_to_serve
 from gpu_flows.cli.jobs.requests import JobRequest
 from gpu_flows.cli.jobs.tables import draw_jobs
 from gpu_flows.config.paths import pool_folder
 from gpu_flows.schedulers.reasons import class_of
 from gpu_flows.worker.command_socket import NoAnswer, ask_worker
 from gpu_flows.worker.status import Status, read_status
+from gpu_flows.worker.status_text import place_devices
 
 if TYPE_CHECKING:
     from gpu_flows.forecasting.imagined import ImaginedJob
