@@ -127,7 +127,7 @@ def test_the_reason_of_a_job_is_opened_by_click_and_by_keyboard(page: Page, serv
     panel.get_by_text("What would help").wait_for()
     assert page.evaluate("document.activeElement.id") == "job-title", "a screen reader begins there"
     page.keyboard.press("Escape")
-    page.wait_for_function("document.activeElement.classList.contains('open')")
+    page.locator("a.open:focus").wait_for()
 
 
 def test_a_hot_swap_is_seen_without_a_reload(page: Page, server: Server, pool: Pool) -> None:

@@ -216,12 +216,6 @@ def test_an_eta_is_shown_where_it_is_known(client: TestClient) -> None:
     assert f"probably before {format_clock(now + 6000, now)}" in panel
 
 
-def test_times_are_as_exact_as_they_matter() -> None:
-    noon = time.mktime((2026, 11, 18, 12, 0, 0, 0, 0, -1))
-    times = (noon + 20, noon + 3600, noon + 86_400, noon - 30 * 86_400, None)
-    assert [format_clock(at, noon) for at in times] == ["12:00:20", "13:00", "Thu 12:00", "19 Oct 12:00", "–"]
-
-
 def test_devices_are_grouped_by_node_and_filtered(client: TestClient) -> None:
     devices = [device(id=f"d{n}", index=n % 4, node=f"node-{n // 4}", jobs=[]) for n in range(400)]
     write_status(devices=[*devices[:-1], device(id="x", node="node-99", healthy=False, detail="Xid 79")])

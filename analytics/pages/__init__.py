@@ -98,7 +98,7 @@ def _security_policy() -> str:
 
 @cache
 def make_environment(*folders: Path) -> Environment:
-    """Return what fills in the templates of these folders, which may extend and import those of this package."""
+    """Return what fills in the templates of these folders, which may extend those of this package."""
     environment = Environment(
         loader=FileSystemLoader([*folders, Path(__file__).parent]),
         autoescape=True,

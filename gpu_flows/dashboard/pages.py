@@ -14,9 +14,10 @@ from typing import Any
 from jinja2 import Environment
 
 from gpu_flows.analytics.pages import STYLES, make_environment, read_asset
+from gpu_flows.common.clock import describe_time as describe_clock
 from gpu_flows.common.quantities import format_duration
+from gpu_flows.schedulers.reasons import NEVER_FITS, POLICY, class_of
 from gpu_flows.worker.status_text import (
-    HELD_BACK,
     describe_memory,
     describe_progress,
     describe_time,
@@ -26,8 +27,6 @@ from gpu_flows.worker.status_text import (
 )
 
 SCRIPTS = ("page.js", "dashboard.js")
-NEVER = {"impossible", "no_devices", "unhealthy"}  # unless devices come or the job asks for less
-NEAR_S = 600.0  # from now, for which seconds matter
 OWN = {"dashboard.js": "text/javascript", "dashboard.css": "text/css"}
 
 
@@ -59,16 +58,7 @@ def render(template: str, values: Mapping[str, Any]) -> str:
 
 
 def format_clock(seconds: float | None, now: float) -> str:
-    """`13:55`; `13:55:20` if it is near, and with the day if that is another one: `Fri 13:55`."""
-    if seconds is None:
-        return "–"
-    if abs(seconds - now) < NEAR_S:
-        return format_clock_seconds(seconds)
-    then, today = time.localtime(seconds), time.localtime(now)
-    day = (then.tm_year, then.tm_yday)
-    if day == (today.tm_year, today.tm_yday):
-        return time.strftime("%H:%M", then)
-    return time.strftime("%a %H:%M" if abs(seconds - now) < 6 * 86_400 else "%d %b %H:%M", then)
+    return "–" if seconds is None else describe_clock(seconds, now)
 
 
 def format_clock_seconds(seconds: float) -> str:
@@ -76,10 +66,8 @@ def format_clock_seconds(seconds: float) -> str:
 
 
 def classify_reason(code: str) -> str:
-    """Return what a reason's colour says: whether the job may not start, never can, or waits for its turn."""
-    if code in HELD_BACK:
-        return "held"
-    return "never" if code in NEVER else "turn"
+    """Return what the colour of a reason says: it never fits, someone keeps it, or it waits for its turn."""
+    return {NEVER_FITS: "never", POLICY: "held"}.get(class_of(code), "turn")
 
 
 def format_number(value: float | None, unit: str = "", digits: int = 0) -> str:
