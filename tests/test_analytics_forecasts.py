@@ -34,6 +34,7 @@ def tell(history: History, job_id: str, made: float, *times: float) -> None:
 def test_forecasts_are_compared_with_what_happened_after_them(history: History) -> None:
     tell(history, "a", 0, 80, 90, 700, 1100)
     tell(history, "a", 500, 100, 100, 1010, 1020)  # it runs, so nothing is forecast of its start
+    tell(history, "b", 49.9, 49.8, 49.8, 400, 500)  # it is being launched, so its start is no forecast
     tell(history, "b", 10, 40, 70, 400, 500)  # it did not complete, so its end says nothing
     found = history.query(
         "select job_id, epoch(made)::integer, quantity, horizon_s, p50_error_s, p90_error_s, covered"
