@@ -132,7 +132,7 @@ def apply(changes: Changes, engine: Engine) -> None:
     for job_id in moved:
         engine.ended(job_id)
         engine.withdraw(job_id)
+    for held in changes.running:  # first, because a policy may count jobs in the order in which it sees them
+        engine.adopt(*held)
     for job, progress in changes.waiting:
         engine.submit(job, progress)
-    for held in changes.running:
-        engine.adopt(*held)

@@ -37,6 +37,7 @@ from gpu_flows.schedulers.forecast.eta import Eta, forecast
 from gpu_flows.schedulers.forecast.forward import UnknownDurations
 from gpu_flows.schedulers.forecast.pool_state import PoolState
 from gpu_flows.schedulers.mirror import Changes, Original, apply
+from gpu_flows.schedulers.model import Job, Progress
 from gpu_flows.schedulers.policies.fifo import Fifo
 from gpu_flows.schedulers.policy import PolicyError
 from gpu_flows.schedulers.prediction.estimate import Estimate
@@ -222,6 +223,13 @@ def make_moves(engine: Engine, decision: Decision, now: float) -> None:
             engine.adopt(job, held, now, before.attempts + 1, before)
 
 
+def _place(waiting: tuple[Job, Progress]) -> tuple[bool, float, tuple[int, float, str]]:
+    """Sorts waiting jobs as most policies came to know them: those that were stopped, the latest first, and
+    then those that arrived."""
+    job, progress = waiting
+    return (not progress.attempts, -(progress.stopped or 0.0), job.order)
+
+
 def capture(
     pool: str, engine: Engine, settings: Settings, durations: dict[str, Estimate], now: float
 ) -> PoolState:
@@ -233,7 +241,7 @@ def capture(
         settings.policy,
         settings.options,
         tuple(whole.nodes or ()),
-        tuple(whole.waiting),
+        tuple(sorted(whole.waiting, key=_place)),
         tuple(whole.running),
         dict(durations),
         settings.typical,

@@ -32,8 +32,6 @@ RESTART = Backoff(first_s=1.0, factor=2.0, most_s=60.0)
 STABLE_AFTER_S = 120.0  # a child that served so long has no old failures
 COMPARE_PAUSE = 20.0  # after a comparison, pause for this multiple of its duration
 
-NOT_TRIED: dict[str, Any] = {"waits_for": [], "alternatives": []}
-
 Durations = Callable[[Job], "Estimate | None"]  # how long a job takes in all, as far as it is known
 OnObserved = Callable[[list[dict[str, Any]]], None]
 
@@ -93,8 +91,9 @@ class Forecaster(Spectator):
     def describe(self, job_id: str) -> dict[str, Any]:
         """Return when a job starts and ends, what it waits for, and what would let it start earlier, for
         those who show it."""
-        eta, head = self.eta(job_id), self.outcome.heads.get(job_id, NOT_TRIED)
-        return {"eta": asdict(eta) if eta else None, **head}
+        eta, head = self.eta(job_id), self.outcome.heads.get(job_id, {})
+        tried = {key: head.get(key, []) for key in ("waits_for", "alternatives")}
+        return {"eta": asdict(eta) if eta else None, **tried}
 
     # -- decisions ----------------------------------------------------------------------------
 

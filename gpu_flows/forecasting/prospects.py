@@ -11,11 +11,16 @@ from gpu_flows.schedulers.forecast.pool_state import PoolState
 
 
 def describe_prospects(state: PoolState, job_id: str, is_late: Callable[[], bool]) -> dict[str, Any]:
-    """Return `waits_for` (job_id, name, until) and `alternatives` (kind, value, label, start) of a waiting
-    job. Raises UnknownDurations and PolicyError."""
+    """Return what a waiting job `waits_for` (job_id, name, until), the `devices` that it gets, and
+    `alternatives` (kind, value, label, start) with which it would start earlier. Raises UnknownDurations and
+    PolicyError."""
     outlook = look_ahead(state, job_id)
     start = outlook.start if outlook else None
+    starts_now = start is not None and start <= state.now
+    tried = [] if starts_now else find_alternatives(state, job_id, start, is_late=is_late)
     return {
+        "starts_now": starts_now,
+        "devices": list(outlook.devices) if outlook else [],
         "waits_for": [asdict(each) for each in outlook.waits_for] if outlook else [],
-        "alternatives": [asdict(each) for each in find_alternatives(state, job_id, start, is_late=is_late)],
+        "alternatives": [asdict(each) for each in tried],
     }

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from gpu_flows.forecasting.imagined import ImaginedJob
     from gpu_flows.schedulers.forecast.pool_state import PoolState
 
-FORECAST_S, ALTERNATIVES_S = 0.3, 0.3
+FORECAST_S, ALTERNATIVES_S = 0.2, 0.2
 MOST_LOOKED_AT = 20  # jobs of which it is told where they start, and what would help
 
 
@@ -76,9 +76,10 @@ def _foresee(
     for each in imagined:
         if each.job:
             state = state.with_job(each.job, each.duration)
+    ids = [each.job.id for each in imagined if each.job]
     etas, no_forecast, began = {}, "", time.monotonic()
     try:
-        etas = forecast(state, is_late=lambda: time.monotonic() > began + FORECAST_S)
+        etas = forecast(state, is_late=lambda: time.monotonic() > began + FORECAST_S, only=ids)
     except (UnknownDurations, PolicyError) as error:
         no_forecast = str(error)
     found, until = [], time.monotonic() + ALTERNATIVES_S
@@ -112,19 +113,12 @@ def _describe(imagined: ImaginedJob, request: JobRequest) -> dict[str, Any]:
 def _look_closer(state: PoolState, status: Status, job_id: str, until: float) -> dict[str, Any]:
     """Where the job would start, its place in the queue, what it waits for and what would help."""
     from gpu_flows.forecasting.prospects import describe_prospects
-    from gpu_flows.schedulers.forecast.alternatives import look_ahead, place_in_queue
+    from gpu_flows.schedulers.forecast.alternatives import place_in_queue
 
-    outlook = look_ahead(state, job_id)
-    position = place_in_queue(state, job_id)
-    if outlook is None:
-        return {"position": position, "devices": [], "on": ""}
-    starts_now = outlook.start <= state.now
-    prospects = {} if starts_now else describe_prospects(state, job_id, lambda: time.monotonic() > until)
+    prospects = describe_prospects(state, job_id, lambda: time.monotonic() > until)
     return {
-        "position": None if starts_now else position,
-        "starts_now": starts_now,
-        "devices": list(outlook.devices),
-        "on": place_devices(outlook.devices, status.devices),
+        "position": None if prospects["starts_now"] else place_in_queue(state, job_id),
+        "on": place_devices(prospects["devices"], status.devices),
         **prospects,
     }
 

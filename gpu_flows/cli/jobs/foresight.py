@@ -19,14 +19,14 @@ def foresee(pool: str, job_id: str, status: Status) -> dict[str, Any]:
     from gpu_flows.forecasting.prospects import describe_prospects  # imports the simulator
     from gpu_flows.forecasting.state_file import read_state
     from gpu_flows.schedulers.forecast.forward import UnknownDurations
-    from gpu_flows.schedulers.policy import PolicyError, is_built_in
+    from gpu_flows.schedulers.policy import PolicyError
 
     state = read_state(pool_folder(pool))
     if state is None or job_id not in {job.id for job, _ in state.waiting}:
         return {}
     entry = next(job for job in status.waiting if job["id"] == job_id)
     tried = {key: entry[key] for key in ("waits_for", "alternatives") if entry.get(key)}
-    if tried.get("alternatives") or not is_built_in(state.policy):  # others run in a process of their own
+    if tried.get("alternatives"):
         return tried
     until = time.monotonic() + TRY_FOR_S
     try:
