@@ -8,7 +8,7 @@ Three live workloads run on a private server with a real worker, as commands tha
   learned     policy srtf; nothing is stated, and like jobs have ended before
   preemptive  policy priority; one job in five is urgent and preempts others, which save and continue
 
-The forecasts are those that the worker records (table `forecasts`), the figures those of the view
+The forecasts are those that the worker records (table `forecasts`), compared as in the view
 `eta_quality`. A job counts once at its first forecast, and once for each distance. Then a simulated pool is
 forecast at many arrivals under several policies (see eta_simulated.py), with other jobs that come later.
 
@@ -43,9 +43,30 @@ trap 'echo $((before + ($(date +%s%N) - began) / 1000000)) > "$done"; exit 85' T
 left=$((MILLISECONDS - before)); [ $left -gt 0 ] || exit 0
 sleep $((left / 1000)).$(printf %03d $((left % 1000))) & wait $!
 """
+# The same as eta_quality, of the jobs that came after the first ones, and for shorter distances.
 QUALITY = """
-    select quantity, horizon, jobs, covered_percent, mean_abs_error_s, median_error_s, mean_horizon_s
-    from eta_quality where pool = $pool order by quantity, horizon <> 'first', mean_horizon_s
+with placed as (
+    select
+        eta_errors.*,
+        case when horizon_s < 5 then 'under 5 s' when horizon_s < 20 then '5 to 20 s' else 'over 20 s' end
+            as horizon,
+        row_number() over (partition by job_id, quantity order by made) as number
+    from eta_errors join jobs using (job_id) where submitted >= to_timestamp($since)
+),
+counted as (
+    select * from placed qualify row_number() over (partition by job_id, quantity, horizon order by made) = 1
+    union all
+    select * replace ('first' as horizon) from placed where number = 1
+)
+select
+    quantity,
+    horizon,
+    count(*) as jobs,
+    100 * avg(covered::integer) as covered_percent,
+    avg(abs(p50_error_s)) as mean_abs_error_s,
+    median(p50_error_s) as median_error_s,
+    avg(horizon_s) as mean_horizon_s
+from counted group by quantity, horizon order by quantity, horizon <> 'first', mean_horizon_s
 """
 ENDED = "select count(*) from job_history where state = 'ended'"
 
@@ -123,7 +144,7 @@ def run_live(name: str, jobs: int) -> list[dict[str, Any]]:
         wait_until(lambda: count_ended(warehouse) >= workload.warm_up + jobs, "all jobs have ended", 900)
         time.sleep(3)  # the recorder writes every two seconds
         log_progress(f"{name} took {time.time() - since:.0f} s")
-        found = run_query(warehouse, QUALITY, {"pool": stack.pool})
+        found = run_query(warehouse, QUALITY, {"since": since})
     return [dict(zip(found.columns, row, strict=True)) for row in found.rows]
 
 

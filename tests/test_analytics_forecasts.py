@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 from analytics_history import History, T
 
-from gpu_flows.analytics.facts import Forecast
+from gpu_flows.analytics.facts import AttemptStarted, Forecast, Predicted
 from gpu_flows.analytics.query_runner import run_query
+from gpu_flows.forecasting.pool_history import UNKNOWN_SPREAD, read_history
+from gpu_flows.schedulers.prediction.estimate import Estimate
 
 
 @pytest.fixture
@@ -32,6 +34,7 @@ def tell(history: History, job_id: str, made: float, *times: float) -> None:
 def test_forecasts_are_compared_with_what_happened_after_them(history: History) -> None:
     tell(history, "a", 0, 80, 90, 700, 1100)
     tell(history, "a", 500, 100, 100, 1010, 1020)  # it runs, so nothing is forecast of its start
+    tell(history, "b", 49.9, 49.8, 49.8, 400, 500)  # it is being launched, so its start is no forecast
     tell(history, "b", 10, 40, 70, 400, 500)  # it did not complete, so its end says nothing
     found = history.query(
         "select job_id, epoch(made)::integer, quantity, horizon_s, p50_error_s, p90_error_s, covered"
@@ -78,3 +81,31 @@ def test_the_named_query_shows_the_first_forecasts_first(history: History, tmp_p
         ("start", "1 to 10 min"),
     ]
     assert not run_query(tmp_path / "warehouse.duckdb", "eta_quality", {"pool": "other"}).rows
+
+
+def test_a_pool_that_has_done_nothing_teaches_nothing(history: History, tmp_path: Path) -> None:
+    history.query("select 1")
+    found = read_history(tmp_path / "warehouse.duckdb", "other")
+    assert (found.costs.launch_s, found.typical) == (0.0, None)
+    assert found.correct(Estimate(100, 100, "stated")) == Estimate(100, 100 * UNKNOWN_SPREAD, "stated")
+    assert found.correct(Estimate(100, 150, "history")) == Estimate(100, 150, "history")
+    assert found.correct(None) is None
+
+
+def test_durations_are_corrected_by_what_jobs_really_took(history: History, tmp_path: Path) -> None:
+    for number in range(20):
+        name, at = f"j{number}", 2000.0 + 100 * number
+        history.job(name, at)
+        history.record(Predicted(name, T + at, "seconds", "", 100, 100, "stated"))
+        history.record(AttemptStarted(name, 1, "fifo", "process", '["n0"]', T + at + 1, T + at + 3))
+        history.stop(name, at + 3 + 50)  # half of what was stated
+        history.end(name, at + 3 + 50)
+    history.query("select 1")
+    found = read_history(tmp_path / "warehouse.duckdb", "pool")
+    assert (found.costs.launch_s, found.costs.launch_upper_s) == (2, 2)
+    assert found.typical == Estimate(50, 50, "history")
+    corrected = found.correct(Estimate(100, 100, "stated"))
+    assert corrected
+    assert 50 < corrected.value < 60, "twenty jobs show it, and five are assumed"
+    assert corrected.value <= corrected.upper < 65
+    assert found.correct(Estimate(100, 150, "progress")) == Estimate(100, 150, "progress")

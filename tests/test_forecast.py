@@ -96,6 +96,15 @@ def test_costs_of_launches_and_the_progress_of_stopped_jobs_count() -> None:
     assert run.result("wide").ended == 160 + 2 + 3 + 20
 
 
+def test_a_waiting_job_has_started_when_it_is_launched() -> None:
+    slow = make_state(costs=Costs(launch_s=5.0, launch_upper_s=10.0))
+    eta = forecast(slow, draws=200)["wide"]
+    assert eta.start_p50 == pytest.approx(165, abs=2)
+    assert eta.start_p90 == pytest.approx(170, abs=3)
+    assert eta.end_p50 == pytest.approx(215, abs=2)
+    assert forecast(slow)["a"].start_p90 == 60.0, "it runs"
+
+
 def test_continuing_from_any_moment_is_the_same_as_never_having_stopped() -> None:
     nodes = tuple(declare("2x4"))
     arrivals = [Arrival(Job(f"j{n}", float(3 * n), 1 + n % 4), 20.0 + 7 * (n % 5)) for n in range(60)]

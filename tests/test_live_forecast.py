@@ -15,9 +15,10 @@ from gpu_flows.bootstrap.local_stack import Stack
 
 pytestmark = pytest.mark.slow
 
-QUALITY = (
-    "select quantity, jobs, covered_percent >= 0 from eta_quality where horizon = 'first' order by quantity"
-)
+QUALITY = """
+    select quantity, jobs >= 1, covered_percent >= 0 from eta_quality where horizon = 'first'
+    order by quantity
+"""
 
 
 @pytest.fixture

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
-import os
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -13,23 +15,21 @@ from unittest import mock
 
 import psutil
 import pytest
+import shadow_process
 from fake_pool import FakePool, happens, in_event_loop
+from shadow_process import ask
 
 from gpu_flows.analytics.facts import ShadowDecided, ShadowProjected
 from gpu_flows.common.retry import Backoff
 from gpu_flows.forecasting import forecaster as module
-from gpu_flows.forecasting import shadowing
 from gpu_flows.forecasting.forecaster import Forecaster
-from gpu_flows.forecasting.messages import Decision, Message, Settings
+from gpu_flows.forecasting.messages import Settings
 from gpu_flows.forecasting.shadow_record import ShadowRecord
-from gpu_flows.forecasting.shadowing import DIED, Shadowing
+from gpu_flows.forecasting.shadowing import DIED
 from gpu_flows.schedulers.forecast import shadows as pure
-from gpu_flows.schedulers.mirror import Changes
-from gpu_flows.schedulers.model import Job
 from gpu_flows.schedulers.policies.fifo import Fifo
-from gpu_flows.schedulers.policy import Policy, State
+from gpu_flows.schedulers.policy import State
 from gpu_flows.schedulers.prediction.estimate import Estimate
-from tests.small_pools import pool as make_engine
 from tests.test_policy_process import plugin as plugin
 
 Choices = Mapping[str, Mapping[str, Any]]
@@ -169,13 +169,6 @@ async def test_unknown_shadows_are_told_and_the_others_plan(tmp_path: Path) -> N
 # --- what a shadow does to the process that it plans in ---
 
 
-class Deadly(Fifo):
-    name = "deadly"
-
-    def plan(self, state: State) -> None:
-        os._exit(3)
-
-
 class Endless(Fifo):
     name = "endless"
 
@@ -183,19 +176,6 @@ class Endless(Fifo):
         while True:
             super().plan(state)
             state.draft.rollback()
-
-
-def ask(folder: Path, policy: type[Policy], saved: str = "1") -> list[dict[str, Any]]:
-    """Let a new observer ask this policy about one decision."""
-
-    async def open_it(name: str, options: dict[str, Any], *_: Any) -> Policy:
-        return policy(**options)
-
-    engine = make_engine("fifo", "1x1")
-    engine.submit(Job("a", 0.0, 1))
-    message = Message(1, Changes(100.0, None), decision=Decision("fifo", (), ()))
-    with mock.patch.object(shadowing, "open_policy", open_it):
-        return Shadowing(folder).observe(engine, message, Settings(shadows={policy.name: {}}, saved=saved))
 
 
 def test_a_plan_without_end_is_broken_off(tmp_path: Path) -> None:
@@ -206,15 +186,11 @@ def test_a_plan_without_end_is_broken_off(tmp_path: Path) -> None:
 
 
 def test_a_shadow_that_ends_the_process_is_not_asked_again_until_it_is_saved(tmp_path: Path) -> None:
-    def fork_and_ask(saved: str) -> int:
-        if pid := os.fork():
-            return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-        try:
-            told = ask(tmp_path, Deadly, saved)
-            os._exit(0 if told == [{"errors": {"deadly": DIED}}] else 1)
-        finally:
-            os._exit(2)
+    def ask_in_process(saved: str) -> tuple[int, str]:
+        command = [sys.executable, shadow_process.__file__, str(tmp_path), saved]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        return done.returncode, done.stdout
 
-    assert fork_and_ask("1") == 3
-    assert fork_and_ask("1") == 0
-    assert fork_and_ask("2") == 3, "it was saved again"
+    assert ask_in_process("1") == (3, "")
+    assert ask_in_process("1") == (0, json.dumps([{"errors": {"deadly": DIED}}]) + "\n")
+    assert ask_in_process("2") == (3, ""), "it was saved again"

@@ -1,5 +1,5 @@
 -- Each recorded forecast of when a job starts, or ends, beside when it really did. Starts count for jobs that
--- started, and ends for jobs that completed.
+-- started, and ends for jobs that completed. A start that had been decided when the forecast was made is left out.
 --   horizon_s     how far ahead the median was
 --   p50_error_s   by how much the job was later than the median; below 0 if it was earlier
 --   covered       whether it was no later than the 90th percentile
@@ -23,4 +23,4 @@ select
     happened <= p90 as covered
 from told
 join job_history using (job_id)
-where made < happened;
+where made < happened and (quantity = 'end' or p50 > made);

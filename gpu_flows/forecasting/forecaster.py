@@ -150,14 +150,19 @@ class Forecaster(Spectator):
 
     def _skip(self) -> None:
         """Note that something was not compared. It is made up for when the child and the time allow it."""
-        if not self._was_skipped and self._is_free():
-            pause = max(0.0, self._compare_at - time.monotonic())
-            asyncio.get_running_loop().call_later(pause, self._catch_up)
+        if not self._was_skipped:
+            asyncio.get_running_loop().call_soon(self._catch_up)  # when the plan is carried out
         self._was_skipped = True
 
     def _catch_up(self) -> None:
-        """Send what was not compared while the child was busy."""
-        if self._was_skipped and self._may_send():
+        """Send what was not compared, if the child is free: at once, or when the time allows it. If it is not,
+        its answer leads here."""
+        if not (self._was_skipped and self._is_free()):
+            return
+        pause = self._compare_at - time.monotonic()
+        if pause > 0:
+            asyncio.get_running_loop().call_later(pause, self._catch_up)
+        else:
             self._send(self._compare(self._clock()))
 
     # -- the child ----------------------------------------------------------------------------

@@ -28,6 +28,7 @@ last_attempts as (
 )
 select
     (select median(launch_s) from last_attempts) as launch_s,
+    (select quantile_cont(launch_s, 0.9) from last_attempts) as launch_upper_s,
     any_value(checkpoint_s) as checkpoint_s,
     any_value(restart_s) as restart_s,
     any_value(migration_s) as migration_s,

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from gpu_flows.analytics.query_runner import QueryError
+from gpu_flows.common.retry import Backoff
 from gpu_flows.forecasting.forecaster import Forecaster
 from gpu_flows.forecasting.messages import Settings
 from gpu_flows.forecasting.pool_history import PoolHistory, read_history
@@ -21,7 +22,7 @@ from gpu_flows.schedulers.engine import Engine
 from gpu_flows.schedulers.model import Job
 from gpu_flows.schedulers.prediction.estimate import Estimate
 
-READ_EVERY_S = 120.0  # what the warehouse tells about the past
+READ_PAST = Backoff(first_s=10.0, factor=1.5, most_s=120.0)  # a new pool learns much from few jobs
 
 
 class Choices(Protocol):
@@ -62,14 +63,14 @@ class Basis:
 
     async def keep_reading(self) -> None:
         """Read again and again what the warehouse tells about the past."""
-        while True:
+        for pause in READ_PAST.pauses():
             if database := self._find_database():
                 try:
                     self._history = await asyncio.to_thread(read_history, database, self.pool)
                     self._times_read += 1
                 except QueryError as error:
                     self.log.debug("Forecasts go on with what was known of the past: %s", error)
-            await asyncio.sleep(READ_EVERY_S)
+            await asyncio.sleep(pause)
 
     def settings(self) -> Settings:
         engine, choices, history = self.engine, self._choices(), self._history

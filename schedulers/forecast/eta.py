@@ -16,6 +16,7 @@ from gpu_flows.schedulers.forecast.duration_spread import draw_durations
 from gpu_flows.schedulers.forecast.forward import begin, expected, run_until
 from gpu_flows.schedulers.forecast.later_arrivals import draw_later, may_overtake
 from gpu_flows.schedulers.forecast.pool_state import PoolState
+from gpu_flows.schedulers.prediction.estimate import Estimate
 from gpu_flows.schedulers.simulation.simulator import JobResult, Run
 
 DRAWS = 20
@@ -48,21 +49,33 @@ def forecast(
         job_id: draw_durations(expected(state, job), done[job_id], draws, f"{seed}/{job_id}")
         for job_id, job in jobs.items()
     }
+    launches = _draw_launches(state, draws, seed)
     overtakes = may_overtake(state.make_policy())
     outcomes: dict[str, list[JobResult]] = {job_id: [] for job_id in only or jobs}
     for draw in range(draws):
         if draw and is_late():
             break
         later = draw_later(state, f"{seed}/{draw}") if overtakes else []
-        run = begin(state, {job_id: durations[draw] for job_id, durations in samples.items()}, later)
+        durations = {job_id: drawn[draw] for job_id, drawn in samples.items()}
+        took = {job_id: drawn[draw] for job_id, drawn in launches.items()}
+        run = begin(state, durations, later, took)
         open_jobs = list(outcomes)
         run_until(run, lambda run: _have_ended(run, open_jobs) or is_hopeless())  # noqa: B023
         if draw and is_hopeless():
             break  # it is not complete, and those before it are
         for job_id, found in outcomes.items():
             found.append(run.result(job_id))
-    etas = {job_id: _summarize(found) for job_id, found in outcomes.items()}
+    etas = {job_id: _summarize(found, launches.get(job_id, ())) for job_id, found in outcomes.items()}
     return {job_id: eta for job_id, eta in etas.items() if eta}
+
+
+def _draw_launches(state: PoolState, draws: int, seed: int) -> dict[str, list[float]]:
+    """Return how long each waiting job takes to launch, by simulation; none if launches take no time."""
+    costs = state.costs
+    if not costs.launch_s:
+        return {}
+    launch = Estimate(costs.launch_s, max(costs.launch_s, costs.launch_upper_s), "history")
+    return {job.id: draw_durations(launch, 0.0, draws, f"{seed}/launch/{job.id}") for job, _ in state.waiting}
 
 
 def _have_ended(run: Run, open_jobs: list[str]) -> bool:
@@ -72,9 +85,15 @@ def _have_ended(run: Run, open_jobs: list[str]) -> bool:
     return not open_jobs
 
 
-def _summarize(outcomes: Sequence[JobResult]) -> Eta | None:
-    """Return the distribution of the job's times; None if it did not end in each simulation."""
-    starts = sorted(each.started for each in outcomes if each.started is not None)
+def _summarize(outcomes: Sequence[JobResult], launches: Sequence[float]) -> Eta | None:
+    """Return the distribution of the job's times; None if it did not end in each simulation. A waiting job
+    has started when it has been launched."""
+    took = launches or [0.0] * len(outcomes)
+    starts = sorted(
+        each.started + launch
+        for each, launch in zip(outcomes, took, strict=False)
+        if each.started is not None
+    )
     ends = sorted(each.ended for each in outcomes if each.ended is not None)
     if len(ends) < len(outcomes):
         return None

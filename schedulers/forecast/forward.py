@@ -38,11 +38,19 @@ def expected(state: PoolState, job: Job) -> Estimate:
     return found
 
 
-def begin(state: PoolState, durations: Mapping[str, float], later: Iterable[Arrival] = ()) -> Run:
-    """Return the simulation that continues from this state, with these durations and with jobs that come
-    later. Raises PolicyError."""
-    launch_s = state.costs.launch_s
-    arrivals = [Arrival(job, durations[job_id], launch_s=launch_s) for job_id, job in state.jobs().items()]
+def begin(
+    state: PoolState,
+    durations: Mapping[str, float],
+    later: Iterable[Arrival] = (),
+    launches: Mapping[str, float] | None = None,
+) -> Run:
+    """Return the simulation that continues from this state, with these durations and launches (else the
+    median) and with jobs that come later. Raises PolicyError."""
+    took, launch_s = launches or {}, state.costs.launch_s
+    arrivals = [
+        Arrival(job, durations[job_id], launch_s=took.get(job_id, launch_s))
+        for job_id, job in state.jobs().items()
+    ]
     policy, conditions = state.make_policy(), state.conditions()
     changes = state.changes()
     if conditions.network:

@@ -25,7 +25,8 @@ from gpu_flows.schedulers.simulation.conditions import Conditions
 class Costs:
     """What it takes to launch a job, and to stop it and start it again."""
 
-    launch_s: float = 0.0
+    launch_s: float = 0.0  # from the decision until the job has started
+    launch_upper_s: float = 0.0  # one launch in ten takes longer
     checkpoint_s: float = 0.0
     restart_s: float = 0.0
     migration_s: float = 0.0
