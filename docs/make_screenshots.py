@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -65,7 +66,8 @@ def working_pool(home: Path) -> Iterator[Stack]:
         cli("policy", "set", "srtf")
         time.sleep(HISTORY_S)
         cli("policy", "set", "fifo")
-        wait_until(lambda: bool((status := read_status(POOL)) and status.waiting), 60)
+        submit_jobs()  # so that jobs wait also where the first have ended by now
+        wait_until(lambda: len(status.waiting) > 5 if (status := read_status(POOL)) else False, 60)
         yield stack
 
 
@@ -137,6 +139,7 @@ def main() -> None:
     )
     parser.add_argument("--only", default=",".join(PARTS), help="parts, separated by commas")
     parts = parser.parse_args().only.split(",")
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # like Ctrl-C: the stack is stopped
     from playwright.sync_api import sync_playwright
 
     program = next(filter(None, map(shutil.which, PROGRAMS)), "")
