@@ -6,7 +6,9 @@ import json
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from command_line.run import NO_SERVER_URL, expect_error, gpu_flows
@@ -61,9 +63,19 @@ def test_examples_parse(name: str) -> None:
 
 @pytest.mark.parametrize("group", GROUPS)
 def test_examples_of_groups_parse(group: str) -> None:
-    for name, command in load(group).commands.items():
+    for words, command in commands_in(load(group), ["gpu-flows", group]):
         for line in command.epilog.splitlines()[2:]:
-            command.make_context(name, shlex.split(line)[3:])
+            assert shlex.split(line)[: len(words)] == words
+            command.make_context(words[-1], shlex.split(line)[len(words) :])
+
+
+def commands_in(group: Any, words: list[str]) -> Iterator[tuple[list[str], Any]]:
+    """The commands of a group and of the groups in it, each with the words that begin it."""
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from commands_in(command, [*words, name])
+        else:
+            yield [*words, name], command
 
 
 def test_commands_that_read_do_not_import_prefect() -> None:

@@ -25,6 +25,8 @@ BLOCKS = SimpleNamespace(
     missing_devices="",
     policy_options={},
     policy_error="",
+    shadows={},
+    shadows_error="",
     policy_saved=None,
     readings={},
 )
