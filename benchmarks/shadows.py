@@ -152,7 +152,7 @@ def main() -> int:
             plans_us = Spread.of([each.took_us for each in own] or [0.0])
             print(f"  {name + ', its plan':<34}{plans_us.text(digits=0)}")
             skipped = sum(each.skipped for each in own)
-            log_progress(f"{name} saw {len(own)} of {len(measured.plans)} decisions, {skipped} skipped")
+            log_progress(f"{name}: {len(own)} verdicts, {skipped} decisions with moves not seen")
             details[name] = {"seen": len(own), "skipped": skipped, "median_us": plans_us.median}
     added = totals[len(names)] - totals[0]
     goals = [Goal(f"{len(names)} shadows add to the p90 of a decision", added, GOAL_US, " us")]

@@ -6,6 +6,7 @@ import json
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -62,17 +63,19 @@ def test_examples_parse(name: str) -> None:
 
 @pytest.mark.parametrize("group", GROUPS)
 def test_examples_of_groups_parse(group: str) -> None:
-    check_examples(load(group), 3)
+    for words, command in commands_in(load(group), ["gpu-flows", group]):
+        for line in command.epilog.splitlines()[2:]:
+            assert shlex.split(line)[: len(words)] == words
+            command.make_context(words[-1], shlex.split(line)[len(words) :])
 
 
-def check_examples(group: Any, words: int) -> None:
-    """Parse the examples of a group's commands; the arguments of each follow after so many words."""
+def commands_in(group: Any, words: list[str]) -> Iterator[tuple[list[str], Any]]:
+    """The commands of a group and of the groups in it, each with the words that begin it."""
     for name, command in group.commands.items():
         if hasattr(command, "commands"):
-            check_examples(command, words + 1)
-            continue
-        for line in command.epilog.splitlines()[2:]:
-            command.make_context(name, shlex.split(line)[words:])
+            yield from commands_in(command, [*words, name])
+        else:
+            yield [*words, name], command
 
 
 def test_commands_that_read_do_not_import_prefect() -> None:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 
 from gpu_flows.schedulers.engine import Engine
 from gpu_flows.schedulers.forecast import shadows as module
@@ -22,8 +22,11 @@ from gpu_flows.schedulers.protection import Protection
 from gpu_flows.schedulers.workload import Arrival
 from tests.small_pools import pool, submit
 from tests.test_forecast import exactly, make_state, waiting
-from tests.test_policy_properties import EVERY, MOTLEY, WITH_OPTIONS, quick
+from tests.test_policy_properties import EVERY, MOTLEY, WITH_OPTIONS
+from tests.test_policy_properties import quick as usual
 from tests.workloads import motley_workloads
+
+quick = settings(usual, max_examples=6)  # each asks the policy at every job that comes
 
 
 class Clock:

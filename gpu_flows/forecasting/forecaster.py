@@ -155,8 +155,8 @@ class Forecaster(Spectator):
         self._was_skipped = True
 
     def _catch_up(self) -> None:
-        """Send what was not compared, if the child is free: at once, or when the time allows it. If it is
-        not, its answer leads here."""
+        """Send what was not compared, if the child is free: now, or when the time allows it. If it is not,
+        its answer leads here."""
         if not (self._was_skipped and self._is_free()):
             return
         pause = self._compare_at - time.monotonic()
@@ -192,7 +192,8 @@ class Forecaster(Spectator):
         self._send(self._compare(self._clock()))
         while True:
             try:
-                line = await asyncio.wait_for(reader.readline(), HANGS_AFTER_S)
+                async with asyncio.timeout(HANGS_AFTER_S):  # wait_for may lose a cancellation
+                    line = await reader.readline()
             except TimeoutError:
                 if self._done < self._number or self._forecast < self._newest:
                     raise ChildFailed(f"its process did not answer for {HANGS_AFTER_S:g} s") from None
