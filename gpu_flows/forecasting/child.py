@@ -120,11 +120,9 @@ class ForecastChild:
         if message.settings:
             self._settings = message.settings
         if message.decision:
-            told = [
-                each for one in self._observers for each in one.observe(self._engine, message, self._settings)
-            ]
-            if told:
-                self._connection.answer({"observed": told})
+            for observer in self._observers:
+                if told := observer.observe(self._engine, message, self._settings):
+                    self._connection.answer({"observed": told})
             make_moves(self._engine, message.decision, message.changes.now)
         self._connection.answer({"done": message.number})
         if message.is_news:
@@ -139,9 +137,9 @@ class ForecastChild:
             del self._recent[job_id]
 
     def _capture(self) -> PoolState:
-        return capture(
-            self._pool, self._engine, self._settings, self._durations, self._clock_ahead + time.monotonic()
-        )
+        now = self._clock_ahead + time.monotonic()
+        state = capture(self._pool, self._engine, self._settings, self._durations, now)
+        return replace(state, recent=tuple(self._recent.values()))
 
     def _write_state(self) -> None:
         began = time.monotonic()
