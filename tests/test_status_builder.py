@@ -28,8 +28,6 @@ BLOCKS = SimpleNamespace(
     shadows={},
     shadows_error="",
     policy_saved=None,
-    shadows={},
-    shadows_error="",
     readings={},
 )
 
