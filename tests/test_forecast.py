@@ -201,3 +201,8 @@ def test_what_may_come_repeats_what_came() -> None:
     assert {round(two.job.submitted - one.job.submitted) for one, two in pairwise(later)} == {10}
     assert all(each.job.submitted > 100 for each in later)
     assert not draw_later(replace(state, recent=shorts[:4]), "seed"), "too few to tell"
+
+
+def test_what_is_years_away_is_not_foreseen_and_hides_nothing_else() -> None:
+    state = make_state(durations={"a": exactly(100), "wide": exactly(1e12), "small": exactly(10)})
+    assert set(forecast(state)) == {"a"}

@@ -24,6 +24,7 @@ from gpu_flows.worker.pool_tables import (
 from gpu_flows.worker.status import Status
 
 NOW = time.mktime((2026, 3, 4, 13, 0, 0, 0, 0, -1))
+ZONE = time.strftime("%Z", time.localtime(NOW))
 HOSTILE = (
     '<img src="http://evil/x" onerror="a()">[x](javascript:b) https://evil ![y](z) `\\ \x1b[2J\n| www.evil'
 )
@@ -56,7 +57,7 @@ def test_a_waiting_job_has_its_place_its_reason_and_what_would_help() -> None:
         "user": "ada",
         "GPUs": 2,
         "waited": "1 min",
-        "ETA": "13:20 (p90 05 Mar 14:00)",
+        "ETA": f"13:20 (p90 Thu 14:00 {ZONE})",
         "reason": "capacity",
         "why": "2 GPUs are busy.",
         "what would help": "Ask for fewer.",

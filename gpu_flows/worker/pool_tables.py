@@ -8,12 +8,12 @@ runs are also in the description above the table, which both draw as Markdown.
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from gpu_flows.analytics.query_runner import QueryResult
+from gpu_flows.common.clock import describe_time
 from gpu_flows.worker.status import Status
 
 MOST_ROWS = 200
@@ -162,15 +162,10 @@ def _format_wait(seconds: float) -> str:
 
 
 def _format_eta(eta: dict[str, float] | None, now: float) -> str:
-    """When the job will start, in the time of the worker's machine: `14:20 (p90 15:05)`."""
+    """When the job will start, in the time of the worker's machine: `14:20 (p90 15:05 CET)`."""
     if not eta or eta.get("start_p50") is None:
         return ""
-    shown = _format_time(eta["start_p50"], now)
-    late = eta.get("start_p90")
-    return f"{shown} (p90 {_format_time(late, now)})" if late is not None else shown
-
-
-def _format_time(at: float, now: float) -> str:
-    moment, today = time.localtime(at), time.localtime(now)
-    is_today = moment[:3] == today[:3]
-    return time.strftime("%H:%M" if is_today else "%d %b %H:%M", moment)
+    start, late = eta["start_p50"], eta.get("start_p90")
+    if late is None:
+        return describe_time(start, now, with_zone=True)
+    return f"{describe_time(start, now)} (p90 {describe_time(late, now, with_zone=True)})"
