@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
-
 LONGEST_S = 10 * 365 * 86_400.0  # no job takes longer, and nothing is foreseen further ahead
 
 
