@@ -20,7 +20,6 @@ from gpu_flows.prefect_api.imagined_jobs import MOST_IMAGINED, ImaginedJobs
 from gpu_flows.schedulers.cluster.spec import declare
 from gpu_flows.schedulers.cluster.state import Cluster
 
-
 SCHEMA = {"type": "object", "properties": {"seed": {"type": "integer"}}}
 
 
