@@ -9,7 +9,6 @@ from typing import Any
 
 from gpu_flows.common.quantities import format_duration
 from gpu_flows.config.paths import pool_folder
-from gpu_flows.forecasting.state_file import state_path
 from gpu_flows.worker.status import Status, read_last_status, status_path
 from gpu_flows.worker.status_text import HELD_BACK, LATE_S
 
@@ -86,9 +85,9 @@ class PoolWatch:
         return Snapshot(self.pool, self._status, f"{changed:x}.{steps:x}")
 
     @property
-    def state_path(self) -> Path:
-        """The file with the state of the pool, from which a simulation can continue."""
-        return state_path(pool_folder(self.pool))
+    def folder(self) -> Path:
+        """The folder with the state of the pool, from which a simulation can continue."""
+        return pool_folder(self.pool)
 
 
 # What entries of a status may lack: their worker is of another version, or does not know it.

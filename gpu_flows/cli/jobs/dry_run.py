@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from gpu_flows.cli import output
@@ -39,7 +39,7 @@ def foresee_runs(
 ) -> list[dict[str, Any]]:
     """What would become of each request. Raises CommandError if no worker of this machine can tell."""
     from gpu_flows.forecasting.imagined import IMAGINED  # imports pydantic
-    from gpu_flows.forecasting.state_file import read_state
+    from gpu_flows.forecasting.state_file import read_present_state
 
     status, folder = read_status(pool), pool_folder(pool)
     if status is None:
@@ -54,12 +54,12 @@ def foresee_runs(
         raise CommandError(f"The worker of pool {pool!r} does not answer: {error}.", "Try again.") from None
     if "error" in answer:
         raise CommandError(answer["error"])
-    imagined, state = IMAGINED.validate_python(answer["jobs"]), read_state(folder)
+    imagined, state = IMAGINED.validate_python(answer["jobs"]), read_present_state(folder)
     if state is None:
         raise CommandError(
             f"The state of pool {pool!r} is not known yet.", "Its worker has just started: try again."
         )
-    return _foresee(replace(state, now=max(state.now, time.time())), status, imagined, requests)
+    return _foresee(state, status, imagined, requests)
 
 
 def _describe_request(deployment: dict[str, Any], request: JobRequest, user: str) -> dict[str, Any]:
