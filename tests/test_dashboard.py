@@ -21,7 +21,7 @@ from starlette.testclient import TestClient
 from gpu_flows.analytics.query_runner import run_query
 from gpu_flows.common.retry import wait_until
 from gpu_flows.config.paths import home, pool_folder
-from gpu_flows.dashboard import questions, simulating
+from gpu_flows.dashboard import pool_watch, questions, simulating
 from gpu_flows.dashboard.answers import BUSY, MOST_PENDING, Answers
 from gpu_flows.dashboard.app import VIEWS, Dashboard
 from gpu_flows.dashboard.pages import format_clock
@@ -40,6 +40,12 @@ pytestmark = pytest.mark.usefixtures("own_home")
 
 URL = "http://127.0.0.1:8321"
 EVIL = f'<script>alert(1)</script>"onload="x{HOSTILE_TEXT}\u202e'
+
+
+@pytest.fixture(autouse=True)
+def patient_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A status stays that of now, however slow this machine is."""
+    monkeypatch.setattr(pool_watch, "LATE_S", 600.0)
 
 
 @pytest.fixture
@@ -209,6 +215,14 @@ def test_a_long_queue_is_filtered_ordered_and_paged(client: TestClient) -> None:
     assert "1–40 of 40 jobs" in view
     assert 'aria-sort="descending"' in view
     assert "None of the 1,200 waiting jobs is like that" in fragments(client, "queue?q=nowhere")["view"]
+
+
+def test_jobs_beyond_those_that_are_listed_are_counted(client: TestClient) -> None:
+    write_status(waiting=queue_of(20), whole={"by_reason": {"capacity": 5000, "held": 10}, "gpus": 9000})
+    view = fragments(client, "overview")["view"]
+    assert "All 5,010 waiting jobs" in view
+    assert "5,000</span>" in view
+    assert "the first 20 of 5,010" in fragments(client, "queue")["view"]
 
 
 def test_an_eta_is_shown_where_it_is_known(client: TestClient) -> None:

@@ -73,6 +73,13 @@ def test_the_numbers_of_a_pool() -> None:
     assert predicted[("last", "0.9")] == pytest.approx(120, abs=2)
 
 
+def test_jobs_beyond_those_that_are_listed_count_too() -> None:
+    write_busy_pool(whole={"by_reason": {"quota": 10, "capacity": 5000}, "gpus": 9000})
+    found = read(gpu_flows("metrics").out)
+    assert found["gpu_flows_jobs_waiting"] == {("capacity",): 5000, ("quota",): 10}
+    assert found["gpu_flows_gpus_waited_for"] == {(): 9000}
+
+
 def test_jobs_that_have_ended_are_counted_with_their_waits(tmp_path: Path) -> None:
     history = History(tmp_path)
     for number, waited in enumerate((0, 5, 5, 100)):

@@ -74,6 +74,9 @@ def test_a_long_queue_is_cut_and_says_so() -> None:
     assert len(table.rows) == MOST_ROWS
     assert f"first {MOST_ROWS} of {MOST_ROWS + 5}" in table.description
     assert table.description.count("/runs/flow-run/") == MOST_LINKS
+    table = make_queue_table(status(waiting("first"), whole={"by_reason": {"capacity": 5000}, "gpus": 5000}))
+    assert "5000 waiting, 0 running" in table.description
+    assert f"first {MOST_ROWS} of 5000" in table.description
 
 
 def test_a_device_has_its_load_its_health_and_its_jobs() -> None:

@@ -15,7 +15,7 @@ from fake_pool import FakePool, in_event_loop
 from gpu_flows.config.block_follower import BlockFollower
 from gpu_flows.schedulers.cluster.device_links import parse_links
 from gpu_flows.schedulers.model import Job, Reason
-from gpu_flows.worker.status import Status
+from gpu_flows.worker.status import Status, WaitingCount
 from gpu_flows.worker.status_builder import build_status
 
 BLOCKS = SimpleNamespace(
@@ -43,6 +43,9 @@ class Waiting:
 
     def waits(self, job_id: str) -> bool:
         return True
+
+    def count(self) -> WaitingCount:
+        raise AssertionError("all of them are listed")
 
 
 def status_of(pool: FakePool) -> Status:

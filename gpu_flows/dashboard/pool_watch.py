@@ -32,6 +32,15 @@ class Snapshot:
         return self.status.waiting if self.status else []
 
     @property
+    def waiting_by_reason(self) -> dict[str, int]:
+        """How many jobs wait for each reason, also those that are not listed."""
+        return self.status.waiting_by_reason if self.status else {}
+
+    @property
+    def waiting_count(self) -> int:
+        return sum(self.waiting_by_reason.values())
+
+    @property
     def running(self) -> list[dict[str, Any]]:
         return self.status.running if self.status else []
 

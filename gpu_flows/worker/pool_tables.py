@@ -54,11 +54,11 @@ def make_queue_table(status: Status) -> Table:
     policy = status.policy
     serving = f" (failed, {policy['serving']} decides)" if policy["serving"] != policy["name"] else ""
     description = (
-        f"**Queue of pool {to_markdown(status.pool)}**: {len(status.waiting)} waiting, "
+        f"**Queue of pool {to_markdown(status.pool)}**: {status.waiting_count} waiting, "
         f"{len(status.running)} running, policy {to_markdown(policy['name'] + serving)}.\n\n"
         + _list_runs("First in the queue", status.waiting)
         + _list_runs("Running", status.running)
-        + _note_rest(len(status.waiting))
+        + _note_rest(status.waiting_count)
     )
     return Table("queue", description, rows, frozenset({"waited", "ETA"}))
 
