@@ -3,4 +3,4 @@
 Importing this package costs nothing; `gpu_flows.prefect_plugin` is what Prefect loads.
 """
 
-__version__ = "0.4.0"
+__version__ = "0.5.0"

@@ -19,6 +19,7 @@ from gpu_flows.analytics.facts import (
     DeviceSeen,
     ExperimentRan,
     Fact,
+    Forecast,
     JobEnded,
     JobSubmitted,
     LearningStep,
@@ -26,8 +27,11 @@ from gpu_flows.analytics.facts import (
     NodeSeen,
     Offered,
     Predicted,
+    Regretted,
     Sampled,
     SavedWork,
+    ShadowDecided,
+    ShadowProjected,
     Swapped,
 )
 
@@ -42,6 +46,7 @@ def lab_facts() -> Iterator[Fact]:
     yield from _jobs()
     yield from _attempts()
     yield from _predictions()
+    yield from _forecasts()
     yield from _samples()
 
 
@@ -114,6 +119,16 @@ def _predictions() -> Iterator[Fact]:
     yield Predicted("d", T + 2401, "memory_mb", "", 4000.0, 4500.0, "history", "v1")
     yield MemoryPeak("a", 1, "g0", 5000.0, "nvml")
     yield MemoryPeak("d", 1, "g1", 2000.0, "nvml")
+
+
+def _forecasts() -> Iterator[Fact]:
+    yield Forecast(T + 1000, "pool", "b", T + 1800, T + 1900, T + 2400, T + 2700, "fifo")
+    yield Forecast(T + 2400, "pool", "d", T + 2420, T + 2425, T + 2900, T + 3100, "fifo")
+    yield ShadowDecided(T + 1815, "pool", "fifo", "srtf", True, False, 1, 0, 0.5, 200.0, 1)
+    yield ShadowDecided(T + 2420, "pool", "fifo", "srtf", True, True, 2, 0, 1.0, 400.0, 0)
+    yield ShadowProjected(T + 2000, "pool", "fifo", "fifo", 2, 1000.0, 2000.0)
+    yield ShadowProjected(T + 2000, "pool", "fifo", "srtf", 2, 500.0, 2500.0)
+    yield Regretted(T + 3500, "pool", T, T + 3000, "fifo", "srtf", 25.0, 4)
 
 
 def _samples() -> Iterator[Fact]:

@@ -45,6 +45,17 @@ ANSWERS: dict[str, list[tuple[Any, ...]]] = {
         ("pool", "n1", 0, "GTX", "g1", "healthy", 0, None, 0),
     ],
     # a 1800 s of 200 W and c 600 s of 100 W; b 1200 s of 250 W; idle for 290 s of 50 W
+    # `b` started 20 s late and ended 1220 s late, `d` 10 s and 100 s; horizons of 800, 1400, 20 and 500 s
+    "eta_quality": [
+        ("pool", "fifo", "end", "first", 2, 50, 660, 660, 69.5),
+        ("pool", "fifo", "end", "1 to 10 min", 1, 100, 100, 100, 20),
+        ("pool", "fifo", "end", "10 to 60 min", 1, 0, 1220, 1220, 87.1),
+        ("pool", "fifo", "start", "first", 2, 50, 15, 15, 3.7),
+        ("pool", "fifo", "start", "under 1 min", 1, 0, 10, 10, 50),
+        ("pool", "fifo", "start", "10 to 60 min", 1, 100, 20, 20, 2.5),
+    ],
+    "regret": [(3500, "pool", 0, 3000, "fifo", "srtf", 25, 4)],
+    "shadows": [("pool", "fifo", "srtf", 1, 2, 75, -50, 25, 1, 300, 398, 0, 1)],
     "energy": [("pool", "ann", 2, 0.117), ("pool", "bob", 1, 0.083), ("pool", "(idle devices)", 0, 0.004)],
     "experiments": [("exp", "fifo", 2, 2, 3020, 1415, 1415, 1731, 215, 69.2, 43.9, "edited")],
     "failures": [

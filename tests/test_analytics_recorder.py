@@ -22,6 +22,7 @@ from gpu_flows.analytics.facts import (
     ExperimentRan,
     Fact,
     FeaturesSeen,
+    Forecast,
     JobEnded,
     JobQueued,
     LearningStep,
@@ -31,8 +32,11 @@ from gpu_flows.analytics.facts import (
     Predicted,
     ProgressReported,
     ProtectionSet,
+    Regretted,
     Sampled,
     SavedWork,
+    ShadowDecided,
+    ShadowProjected,
     Swapped,
 )
 
@@ -61,6 +65,10 @@ ONE_OF_EACH: tuple[Fact, ...] = (
     MemoryPeak("job-1", 1, "GPU-1", 950.5, "nvml"),
     ProgressReported("job-1", 1, T + 5, 0.5, 4.0, "tqdm"),
     LearningStep("night", 1, 512, T + 6, -0.25, 90.5, 100.0, 1.5, None, 12.0),
+    Forecast(T + 1, "pool", "job-1", T + 2, T + 3, T + 9, T + 12, "fifo"),
+    ShadowDecided(T + 1, "pool", "fifo", "srtf", True, False, 1, 0, 0.5, 120.5, 2, "it is slow"),
+    ShadowProjected(T + 1, "pool", "fifo", "srtf", 3, 90.5, 200.0),
+    Regretted(T + 9, "pool", T, T + 8, "fifo", "srtf", 12.5, 3),
 )
 
 

@@ -334,11 +334,9 @@ async def test_network_table_that_cannot_be_read_is_read_when_it_is_repaired(
 
 
 @in_event_loop
-async def test_shadows_are_followed_and_malformed_ones_leave_the_rest_in_force(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_shadows_are_followed_and_malformed_ones_leave_the_rest_in_force(tmp_path: Path) -> None:
     saved = {"policy": "fifo", "shadows": ["srtf", "gone"], "options": {"srtf": {"by": "service"}}}
-    pool = FollowedPool(tmp_path, FakeBlocks(cluster=CLUSTER, scheduler=saved), monkeypatch)
+    pool = FollowedPool(tmp_path, FakeBlocks(cluster=CLUSTER, scheduler=saved))
     await pool.apply()
     assert pool.follower.shadows == {"srtf": {"by": "service"}, "gone": {}}
     policy = pool.engine.policy

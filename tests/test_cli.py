@@ -7,6 +7,7 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from command_line.run import NO_SERVER_URL, expect_error, gpu_flows
@@ -61,9 +62,17 @@ def test_examples_parse(name: str) -> None:
 
 @pytest.mark.parametrize("group", GROUPS)
 def test_examples_of_groups_parse(group: str) -> None:
-    for name, command in load(group).commands.items():
+    check_examples(load(group), 3)
+
+
+def check_examples(group: Any, words: int) -> None:
+    """Parse the examples of a group's commands; the arguments of each follow after so many words."""
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            check_examples(command, words + 1)
+            continue
         for line in command.epilog.splitlines()[2:]:
-            command.make_context(name, shlex.split(line)[3:])
+            command.make_context(name, shlex.split(line)[words:])
 
 
 def test_commands_that_read_do_not_import_prefect() -> None:

@@ -1,5 +1,5 @@
 -- How good were the forecasts of when jobs start and end?
--- $pool = '': only of this pool; '' for all.
+-- $pool = : only this pool; all pools when empty.
 select
     pool,
     policy,
@@ -11,5 +11,5 @@ select
     round(median_error_s, 1) as median_error_s,
     round(error_percent, 1) as error_percent
 from eta_quality
-where $pool = '' or pool = $pool
+where cast($pool as varchar) in ('', pool)
 order by pool, policy, quantity, horizon <> 'first', mean_horizon_s;

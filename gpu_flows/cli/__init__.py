@@ -77,14 +77,14 @@ _COMMANDS_BY_PACKAGE = [
             "compare": "Compare policies on the same workload.",
         },
     ),
-    ("gpu_flows.cli", {"whatif": "Replay recorded jobs under other policies or on other devices."}),
+    ("gpu_flows.cli", {"whatif": "Replay recorded jobs under other policies or devices."}),
     ("gpu_flows.cli", {"predict": "Predict the memory and the time of a job before it runs."}),
     ("gpu_flows.cli", {"rl": "Train and evaluate the learned policy."}),
     (
         "gpu_flows.cli",
         {
             "sql": "Query the warehouse: SQL, or a named query.",
-            "dashboard": "Show a pool live in the browser: queue, reasons, devices, what-if.",
+            "dashboard": "Show a pool live in the browser.",
             "report": "Write a report of a pool: one HTML file with figures.",
             "automations": "Install automations that tell of long waits and idle GPUs.",
             "metrics": "Print a pool's numbers for Prometheus (OpenMetrics).",

@@ -155,8 +155,8 @@ class Forecaster(Spectator):
         self._was_skipped = True
 
     def _catch_up(self) -> None:
-        """Send what was not compared, if the child is free: at once, or when the time allows it. If it is not,
-        its answer leads here."""
+        """Send what was not compared, if the child is free: at once, or when the time allows it. If it is
+        not, its answer leads here."""
         if not (self._was_skipped and self._is_free()):
             return
         pause = self._compare_at - time.monotonic()
