@@ -114,10 +114,19 @@ def test_hostile_names_are_neither_html_nor_links() -> None:
 
 @pytest.mark.parametrize(
     ("pool", "key"),
-    [("gpu", "gpu-queue-gpu"), ("My Lab_2 (new)", "gpu-queue-my-lab-2-new"), ("日本", "gpu-queue")],
+    [
+        ("gpu", "gpu-queue-gpu"),
+        ("gpu-lab", "gpu-queue-gpu-lab"),
+        ("My Lab_2 (new)", "gpu-queue-my-lab-2-new-[0-9a-f]{8}"),
+        ("日本", "gpu-queue-[0-9a-f]{8}"),
+    ],
 )
 def test_keys_consist_of_what_prefect_allows(pool: str, key: str) -> None:
-    assert key_of("queue", pool) == key
+    assert re.fullmatch(key, key_of("queue", pool))
+
+
+def test_similar_names_of_pools_have_different_keys() -> None:
+    assert len({key_of("queue", pool) for pool in ("GPU lab", "gpu_lab", "gpu-lab", "日本", "京都")}) == 5
 
 
 class Clock:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from typing import Any
 
 from gpu_flows.analytics.query_runner import QueryResult
@@ -95,9 +96,11 @@ def make_comparison_table(pool: str, found: QueryResult) -> Table:
 
 
 def key_of(kind: str, pool: str) -> str:
-    """Return the key of a pool's artifact. Keys consist of lowercase letters, digits and dashes."""
+    """Return the key of a pool's artifact. Keys consist of lowercase letters, digits and dashes; where that
+    changes the name, a few digits tell it from a similar one."""
     slug = re.sub(r"[^a-z0-9]+", "-", pool.lower()).strip("-")
-    return f"gpu-{kind}-{slug}" if slug else f"gpu-{kind}"
+    digits = "" if slug == pool else sha256(pool.encode()).hexdigest()[:8]
+    return "-".join(filter(None, ("gpu", kind, slug, digits)))
 
 
 def to_text(value: object) -> str:
