@@ -101,11 +101,9 @@ def explain_queue(
         yield job, availability[job.request].explain(position, outlook, obstacle, why_declining(job))
 
 
-def count_reasons(
-    jobs: Iterable[Job], cluster: Cluster, has_declined: Callable[[Job], bool]
-) -> Counter[str]:
-    """Count waiting jobs by the code of what each of them waits for, with one look at the cluster for all that
-    ask for the same."""
+def count_reasons(jobs: Iterable[Job], cluster: Cluster, has_declined: Callable[[Job], bool]) -> Counter[str]:
+    """Count waiting jobs by the code of the reason of each, with one look at the cluster for all that ask for
+    the same."""
     codes: dict[object, str] = {}  # by request
     counts: Counter[str] = Counter()
     for job in jobs:
