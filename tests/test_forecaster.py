@@ -86,6 +86,7 @@ async def test_jobs_get_forecasts_and_the_state_is_written_for_others(tmp_path: 
         assert state
         assert [job.id for job, _ in state.waiting] == ["b"]
         assert [held.job.id for held in state.running] == ["a"]
+        assert {job.id for job, _ in state.recent} == {"a", "b"}, "such jobs may come again"
         recorded = {fact.job_id: fact for fact in pool.facts if isinstance(fact, Forecast)}
         assert recorded["b"].start_p50 == pytest.approx(eta.start_p50, abs=10)
         assert (recorded["b"].pool, recorded["b"].policy) == ("pool", "priority")

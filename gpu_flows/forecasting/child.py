@@ -20,7 +20,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import astuple
+from dataclasses import astuple, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any, Protocol
@@ -146,9 +146,9 @@ class ForecastChild:
             del self._recent[job_id]
 
     def _capture(self) -> PoolState:
-        return capture(
-            self._pool, self._engine, self._settings, self._durations, self._clock_ahead + time.monotonic()
-        )
+        now = self._clock_ahead + time.monotonic()
+        state = capture(self._pool, self._engine, self._settings, self._durations, now)
+        return replace(state, recent=tuple(self._recent.values()))
 
     def _write_state(self) -> None:
         began = time.monotonic()
