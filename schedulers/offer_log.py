@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from datetime import datetime
 from typing import NamedTuple
 
+from gpu_flows.common.clock import describe_time
 from gpu_flows.schedulers.model import Offer, Tier
 
-DAY_S = 86_400.0
 FOREVER_S = 3.2e8  # ten years: a job that waits longer for a better offer waits for it without end
 
 
@@ -30,7 +29,7 @@ class Declined(NamedTuple):
         if now is None or not now < self.until < now + FOREVER_S:
             return f"{declined}; waits for {better}"
         left_s = self.until - now
-        at = datetime.fromtimestamp(self.until).strftime("%H:%M:%S" if left_s < DAY_S / 2 else "%m-%d %H:%M")
+        at = describe_time(self.until, now, with_zone=True)
         return f"{declined}; waits up to {_round(left_s)} more for {better} (until {at})"
 
 

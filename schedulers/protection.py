@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from datetime import datetime
 
 from pydantic import ConfigDict, Field
 
+from gpu_flows.common.clock import describe_time
 from gpu_flows.common.forms import Form
 from gpu_flows.schedulers.model import Job, Running
 
@@ -51,7 +51,7 @@ class Protection(Form):
         if not protected:
             return ""
         until, running = min(protected, key=lambda each: each[0])
-        at = datetime.fromtimestamp(until).strftime("%H:%M:%S")
+        at = describe_time(until, now, with_zone=True)
         return (
             f"{running.job.name or running.job.id} may be preempted for it from {at}; a job is protected for "
             f"its first {self.min_run_seconds:g} s."

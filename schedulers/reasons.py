@@ -16,6 +16,7 @@ Every code, also those of jobs that may not enter the queue yet, belongs to one 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 
 from gpu_flows.schedulers.cluster.state import Cluster
@@ -98,6 +99,18 @@ def explain_queue(
             availability[job.request] = Availability(job, cluster)
         outlook, obstacle = (foresee(job), why_waiting(job)) if position <= NEXT else ("", "")
         yield job, availability[job.request].explain(position, outlook, obstacle, why_declining(job))
+
+
+def count_reasons(jobs: Iterable[Job], cluster: Cluster, has_declined: Callable[[Job], bool]) -> Counter[str]:
+    """Count waiting jobs by the code of the reason of each, with one look at the cluster for all that ask for
+    the same."""
+    codes: dict[object, str] = {}  # by request
+    counts: Counter[str] = Counter()
+    for job in jobs:
+        if (code := codes.get(job.request)) is None:
+            code = codes[job.request] = Availability(job, cluster).explain(1).code
+        counts["declined" if code == "behind" and has_declined(job) else code] += 1
+    return counts
 
 
 class Availability:

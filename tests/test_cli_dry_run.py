@@ -16,6 +16,7 @@ from command_line.pool_server import PoolServer
 from command_line.run import gpu_flows
 from command_line.worker import device, write_status
 
+from gpu_flows.cli.jobs import dry_run
 from gpu_flows.config.paths import home, pool_folder
 from gpu_flows.forecasting.imagined import IMAGINED, ImaginedJob
 from gpu_flows.forecasting.state_file import state_path
@@ -162,3 +163,12 @@ def test_a_question_with_nonsense_does_not_stop_the_answers(tmp_path: Path) -> N
     with answering(folder, answer):
         assert "KeyError" in ask_worker(folder, {})["error"]
         assert ask_worker(folder, {"given": 1}) == {"given": 1}
+
+
+def test_a_pool_that_takes_too_long_to_simulate_is_given_up(
+    questions: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dry_run, "GIVE_UP_S", -1.0)
+    answers = gpu_flows("submit", "--dry-run", "--json", "--array", "1-3", "--gpus", "2", "--", "true").json
+    assert [each["no_forecast"] for each in answers] == [dry_run.TOO_FAR] * 3
+    assert not any(each["eta"] for each in answers)

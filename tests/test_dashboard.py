@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -18,6 +21,8 @@ from starlette.testclient import TestClient
 from gpu_flows.analytics.query_runner import run_query
 from gpu_flows.common.retry import wait_until
 from gpu_flows.config.paths import home, pool_folder
+from gpu_flows.dashboard import pool_watch, questions, simulating
+from gpu_flows.dashboard.answers import BUSY, MOST_PENDING, Answers
 from gpu_flows.dashboard.app import VIEWS, Dashboard
 from gpu_flows.dashboard.pages import format_clock
 from gpu_flows.dashboard.views import history
@@ -35,6 +40,12 @@ pytestmark = pytest.mark.usefixtures("own_home")
 
 URL = "http://127.0.0.1:8321"
 EVIL = f'<script>alert(1)</script>"onload="x{HOSTILE_TEXT}\u202e'
+
+
+@pytest.fixture(autouse=True)
+def patient_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A status stays that of now, however slow this machine is."""
+    monkeypatch.setattr(pool_watch, "LATE_S", 600.0)
 
 
 @pytest.fixture
@@ -127,7 +138,7 @@ def write_state(**changed: Any) -> None:
         ),
         durations={id: Estimate(100, 100, "stated") for id in ids.values()},
     )
-    state_path(pool_folder("gpu")).write_bytes(state.to_json())
+    state_path(pool_folder("gpu")).write_bytes(replace(state, **changed).to_json())
 
 
 def until_shown(client: TestClient, address: str, text: str, part: str = "panel") -> str:
@@ -206,6 +217,14 @@ def test_a_long_queue_is_filtered_ordered_and_paged(client: TestClient) -> None:
     assert "None of the 1,200 waiting jobs is like that" in fragments(client, "queue?q=nowhere")["view"]
 
 
+def test_jobs_beyond_those_that_are_listed_are_counted(client: TestClient) -> None:
+    write_status(waiting=queue_of(20), whole={"by_reason": {"capacity": 5000, "held": 10}, "gpus": 9000})
+    view = fragments(client, "overview")["view"]
+    assert "All 5,010 waiting jobs" in view
+    assert "5,000</span>" in view
+    assert "the first 20 of 5,010" in fragments(client, "queue")["view"]
+
+
 def test_an_eta_is_shown_where_it_is_known(client: TestClient) -> None:
     now = time.time()
     eta = {"start_p50": now + 60, "start_p90": now + 6000, "end_p50": now + 900, "end_p90": now + 1900}
@@ -238,6 +257,17 @@ def test_a_waiting_job_tells_why_and_what_would_help(client: TestClient) -> None
         assert text in panel
     assert "busy</a> (until" in panel, "it names the job that it waits for"
     assert "runs/flow-run/11111111" in panel
+
+
+def test_nothing_starts_in_the_past(client: TestClient) -> None:
+    """The state was written an hour ago, and the running job should have ended since."""
+    write_status(waiting=[waiting_job()], running=[running_job()])
+    write_state(now=time.time() - 3600)
+    panel = until_shown(client, f"queue?job={waiting_job()['id']}", "As things are")
+    assert "it starts about" in panel
+    explained = simulating.explain_job(str(pool_folder("gpu")), waiting_job()["id"], 1.0)
+    assert explained["at"] == pytest.approx(time.time(), abs=60)
+    assert explained["outlook"]["start"] >= explained["at"]
 
 
 def test_without_a_state_a_job_says_so(client: TestClient) -> None:
@@ -322,7 +352,9 @@ def test_the_present_queue_is_simulated_under_other_policies(client: TestClient)
     rows = [[" ".join(cell.split()) for cell in row] for row in Rows(view).rows if row]
     assert [row[0] for row in rows] == ["as it is", "srtf", "fifo"]
     assert [row[1] for row in rows] == ["2", "4", "4"]
-    assert rows[0][2:4] == ["3 of 3", "4m 00s"], "40 s of busy, then 100 s of each of the others"
+    soon = {"4m 00s", *(f"3m {seconds}s" for seconds in range(40, 60))}
+    assert rows[0][2] == "3 of 3"
+    assert rows[0][3] in soon, "40 s of busy, less those since, then 100 s of each of the others"
     assert rows[2][3].startswith("1m 40s"), "with two more devices, all run at once"
 
 
@@ -396,6 +428,19 @@ def test_names_of_this_machine_are_accepted(client: TestClient, host: str) -> No
     assert client.get("/queue", headers={"Host": host}).status_code == 200
 
 
+def test_what_other_pages_fetch_or_embed_is_refused_and_links_are_not(client: TestClient) -> None:
+    write_status(waiting=[waiting_job()])
+    for site in ("cross-site", "same-site"):
+        for mode, kind in (("no-cors", "image"), ("cors", "empty"), ("navigate", "iframe")):
+            headers = {"Sec-Fetch-Site": site, "Sec-Fetch-Mode": mode, "Sec-Fetch-Dest": kind}
+            assert client.get("/queue?job=x", headers=headers).status_code == 403
+        link = {"Sec-Fetch-Site": site, "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "document"}
+        assert client.get("/queue", headers=link).status_code == 200
+        assert client.post("/whatif", headers={**ORIGIN, **link}).status_code == 403
+    own = {"Sec-Fetch-Site": "same-origin", "Sec-Fetch-Mode": "cors", "Sec-Fetch-Dest": "empty"}
+    assert client.get("/fragments/queue", headers=own).status_code == 200
+
+
 @pytest.mark.parametrize(
     "origin", [None, "null", "http://evil.example", "http://127.0.0.1:9", "https://127.0.0.1:8321"]
 )
@@ -457,3 +502,57 @@ def test_only_the_what_if_accepts_a_post(client: TestClient) -> None:
     for address in ("/", "/queue", "/fragments/queue", "/figures/gantt"):
         assert client.post(address, headers=ORIGIN).status_code == 405
     assert client.get("/nowhere").status_code == 404
+
+
+# -- answers that take a while ----------------------------------------------------------------
+
+
+def test_an_answer_that_fails_says_so_and_one_too_many_is_not_begun() -> None:
+    async def fail() -> None:
+        raise OSError("No such device.")
+
+    async def hang() -> None:
+        await asyncio.Event().wait()
+
+    async def check() -> None:
+        answers = Answers(MOST_PENDING, (ValueError,))
+        failed = await answers.wait("fails", fail, 60)
+        assert (failed.is_known, failed.error) == (True, "It failed: OSError: No such device.")
+        pending = [answers.ask(number, hang, 60) for number in range(MOST_PENDING)]
+        assert all(each.is_pending for each in pending)
+        assert (await answers.wait("one more", hang, 60)).error == BUSY
+        await asyncio.sleep(0)  # they begin
+        await answers.close()
+        assert {each.error for each in pending} == {"It was stopped."}
+
+    asyncio.run(check())
+
+
+def test_a_panel_shows_why_there_is_no_answer(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No process can be started, or it prints what is no answer."""
+    write_status(waiting=[waiting_job()], running=[running_job()])
+    write_state()
+    monkeypatch.setattr(questions.sys, "executable", "/nowhere/python")
+    until_shown(client, f"queue?job={waiting_job()['id']}", "No process can be started")
+
+
+@pytest.mark.parametrize(
+    ("program", "expected"),
+    [
+        ("print('nonsense')", "no answer that can be read"),
+        ("import sys; sys.stderr.write('x' * 1_000_000 + chr(10) + 'the end')", "stopped: the end"),
+        ("import sys; sys.stderr.write('x' * 1_000_000); print('[\"answer\", 1]')", "1"),
+    ],
+)
+def test_a_process_that_prints_much_or_nonsense_is_understood(
+    program: str, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    python = tmp_path / "python"
+    python.write_text(f"#!{sys.executable}\n{program}\n")
+    python.chmod(0o700)
+    monkeypatch.setattr(questions.sys, "executable", str(python))
+    try:
+        answer = str(asyncio.run(questions.ask_process({"ask": "job"}, 30)))
+    except questions.QuestionError as error:
+        answer = str(error)
+    assert expected in answer

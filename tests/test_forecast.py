@@ -8,7 +8,13 @@ from itertools import pairwise
 import pytest
 
 from gpu_flows.schedulers.cluster.spec import declare
-from gpu_flows.schedulers.forecast.alternatives import find_alternatives, look_ahead
+from gpu_flows.schedulers.forecast import alternatives
+from gpu_flows.schedulers.forecast.alternatives import (
+    find_alternatives,
+    find_places,
+    look_ahead,
+    look_ahead_together,
+)
 from gpu_flows.schedulers.forecast.eta import forecast
 from gpu_flows.schedulers.forecast.forward import UnknownDurations, begin, medians, run_until
 from gpu_flows.schedulers.forecast.later_arrivals import draw_later
@@ -17,7 +23,7 @@ from gpu_flows.schedulers.mirror import Held
 from gpu_flows.schedulers.model import NO_PROGRESS, Job, Progress
 from gpu_flows.schedulers.prediction.estimate import Estimate
 from gpu_flows.schedulers.protection import Protection
-from gpu_flows.schedulers.simulation.simulator import simulate
+from gpu_flows.schedulers.simulation.simulator import Run, simulate
 from gpu_flows.schedulers.workload import Arrival
 
 NODES = tuple(declare("1x2"))
@@ -201,3 +207,25 @@ def test_what_may_come_repeats_what_came() -> None:
     assert {round(two.job.submitted - one.job.submitted) for one, two in pairwise(later)} == {10}
     assert all(each.job.submitted > 100 for each in later)
     assert not draw_later(replace(state, recent=shorts[:4]), "seed"), "too few to tell"
+
+
+def test_what_is_years_away_is_not_foreseen_and_hides_nothing_else() -> None:
+    state = make_state(durations={"a": exactly(100), "wide": exactly(1e12), "small": exactly(10)})
+    assert set(forecast(state)) == {"a"}
+
+
+def test_several_jobs_are_looked_at_by_one_simulation_which_can_be_given_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    state, begun = make_state(), []
+    single = {job_id: look_ahead(state, job_id) for job_id in ("wide", "small")}
+
+    def count(*given: object, **more: object) -> Run:
+        begun.append(given)
+        return begin(*given, **more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(alternatives, "begin", count)
+    assert look_ahead_together(state, ["wide", "small"]) == single
+    assert len(begun) == 1
+    assert look_ahead_together(state, ["wide", "small"], is_late=lambda: True) == {}
+    assert find_places(state) == {"wide": 1, "small": 2}

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator
+
+import pytest
 
 from gpu_flows.common.clock import describe_time
 from gpu_flows.schedulers.forecast.eta import Eta
@@ -11,6 +14,7 @@ from gpu_flows.schedulers.model import Job, Reason
 from gpu_flows.worker.foreseen_jobs import ForeseenJobs
 
 NOON = time.mktime((2026, 3, 2, 12, 0, 0, 0, 0, -1))  # a Monday
+ZONE = time.strftime("%Z", time.localtime(NOON))
 
 
 class Queue:
@@ -37,7 +41,7 @@ def test_the_message_tells_about_when_the_job_starts_and_changes_only_if_that_is
         assert str(second) == "It is held."
         return str(first)
 
-    assert read() == "0 such are free. It starts about 14:20. Wait."
+    assert read() == f"0 such are free. It starts about 14:20 {ZONE}. Wait."
     starts += 600
     assert "14:20" in read()
     starts += 3600
@@ -51,3 +55,10 @@ def test_the_message_tells_about_when_the_job_starts_and_changes_only_if_that_is
 def test_times_are_shown_as_people_read_them() -> None:
     shown = [describe_time(NOON + after, NOON) for after in (45, 600, 86_400, 7 * 86_400)]
     assert shown == ["12:00:45", "12:10", "Tue 12:00", "2026-03-09 12:00"]
+
+
+@pytest.mark.parametrize("when", [1e12, 1e300, math.inf, math.nan])
+def test_a_time_that_no_calendar_has_is_shown_too(when: float) -> None:
+    assert describe_time(when, NOON) == "after the year 9999"
+    jobs = ForeseenJobs(Queue(), lambda job_id: Eta(when, when, when, when), clock=lambda: NOON)
+    assert len(list(jobs.reasons(10))) == 2

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from gpu_flows.analytics.facts import (
     ProgressReported,
 )
 from gpu_flows.analytics.sql_files import named_queries
+from gpu_flows.common.clock import describe_time
 from gpu_flows.schedulers.cluster.spec import declare
 from gpu_flows.schedulers.engine import Engine
 from gpu_flows.schedulers.model import Job, Offer, Reason, Start, Tier
@@ -231,7 +231,7 @@ def test_a_job_that_declined_says_what_it_waits_for_and_how_long() -> None:
     engine = engine_of()
     engine.submit(wide("a", gpus=3))
     engine.tick(1.0)
-    at = datetime.fromtimestamp(40.0).strftime("%H:%M:%S")
+    at = describe_time(40.0, 2.5, with_zone=True)
     reason = reason_of(engine, now=2.5)
     assert reason.code == "declined"
     assert reason.summary == (

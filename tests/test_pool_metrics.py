@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -17,6 +20,9 @@ from command_line.run import expect_error, gpu_flows
 from command_line.worker import device, running_job, waiting_job, write_status
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
+
+from gpu_flows.cli import metrics
+from gpu_flows.common.files import write_atomically
 
 pytest_plugins = ["command_line.fixtures"]
 pytestmark = pytest.mark.usefixtures("own_home")
@@ -71,6 +77,13 @@ def test_the_numbers_of_a_pool() -> None:
     predicted = found["gpu_flows_predicted_start_seconds"]
     assert predicted[("next", "0.5")] == pytest.approx(60, abs=2)
     assert predicted[("last", "0.9")] == pytest.approx(120, abs=2)
+
+
+def test_jobs_beyond_those_that_are_listed_count_too() -> None:
+    write_busy_pool(whole={"by_reason": {"quota": 10, "capacity": 5000}, "gpus": 9000})
+    found = read(gpu_flows("metrics").out)
+    assert found["gpu_flows_jobs_waiting"] == {("capacity",): 5000, ("quota",): 10}
+    assert found["gpu_flows_gpus_waited_for"] == {(): 9000}
 
 
 def test_jobs_that_have_ended_are_counted_with_their_waits(tmp_path: Path) -> None:
@@ -138,8 +151,60 @@ def test_an_address_is_served_until_ctrl_c() -> None:
             assert read(text, parse)["gpu_flows_jobs_running"] == {(): 1}
         with pytest.raises(urllib.error.HTTPError, match="404"):
             urllib.request.urlopen(url.removesuffix("metrics"), timeout=30)
+        rebound = urllib.request.Request(url, headers={"Host": "evil.example"})
+        with pytest.raises(urllib.error.HTTPError, match="403"):
+            urllib.request.urlopen(rebound, timeout=30)
         process.send_signal(signal.SIGINT)
         assert process.wait(30) == 0
+
+
+def test_idle_clients_are_few_and_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    write_busy_pool()
+    monkeypatch.setattr(metrics, "REQUEST_S", 0.5)
+    monkeypatch.setattr(metrics, "AT_ONCE", 2)
+    server = metrics.make_server(metrics.Source("gpu", Path("none.duckdb")), "127.0.0.1", 0)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    with server, contextlib.ExitStack() as stack:
+        address = ("127.0.0.1", server.server_port)
+        idle = [stack.enter_context(socket.create_connection(address, timeout=30)) for _ in range(3)]
+        assert [each.recv(1) for each in idle] == [b""] * 3, "it closes all of them"
+        with urllib.request.urlopen(f"http://127.0.0.1:{server.server_port}/metrics", timeout=30) as answer:
+            assert answer.status == 200
+        server.shutdown()
+
+
+def test_the_numbers_are_those_of_the_pools_own_warehouse(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    history = History(tmp_path)
+    history.run("job", 0, 5, 15, "d0")
+    history.query("select 1")
+    (database,) = tmp_path.glob("*.duckdb")
+    monkeypatch.setattr(metrics, "find_warehouse", {"pool": database}.get)
+    found = read(gpu_flows("metrics", "--pool", "pool").out)
+    assert found["gpu_flows_jobs_ended_total"] == {("completed",): 1}
+
+
+def test_a_file_is_written_again_when_that_is_possible(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk is full once, and then the user presses Ctrl-C."""
+    file, happens = (
+        tmp_path / "gpu.prom",
+        iter([None, OSError(28, "No space left"), None, KeyboardInterrupt()]),
+    )
+
+    def write(path: Path, text: str) -> None:
+        if trouble := next(happens):
+            raise trouble
+        write_atomically(path, text)
+
+    monkeypatch.setattr(metrics, "write_atomically", write)
+    monkeypatch.setattr(metrics, "REFRESH_S", 0.0)
+    done = gpu_flows("metrics", "--file", str(file), "--watch")
+    assert done.code == 0
+    assert "No space left. It is tried again" in done.err
+    assert next(happens, "none left") == "none left"
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ from gpu_flows.worker.pool_tables import (
 from gpu_flows.worker.status import Status
 
 NOW = time.mktime((2026, 3, 4, 13, 0, 0, 0, 0, -1))
+ZONE = time.strftime("%Z", time.localtime(NOW))
 HOSTILE = (
     '<img src="http://evil/x" onerror="a()">[x](javascript:b) https://evil ![y](z) `\\ \x1b[2J\n| www.evil'
 )
@@ -56,7 +57,7 @@ def test_a_waiting_job_has_its_place_its_reason_and_what_would_help() -> None:
         "user": "ada",
         "GPUs": 2,
         "waited": "1 min",
-        "ETA": "13:20 (p90 05 Mar 14:00)",
+        "ETA": f"13:20 (p90 Thu 14:00 {ZONE})",
         "reason": "capacity",
         "why": "2 GPUs are busy.",
         "what would help": "Ask for fewer.",
@@ -73,6 +74,9 @@ def test_a_long_queue_is_cut_and_says_so() -> None:
     assert len(table.rows) == MOST_ROWS
     assert f"first {MOST_ROWS} of {MOST_ROWS + 5}" in table.description
     assert table.description.count("/runs/flow-run/") == MOST_LINKS
+    table = make_queue_table(status(waiting("first"), whole={"by_reason": {"capacity": 5000}, "gpus": 5000}))
+    assert "5000 waiting, 0 running" in table.description
+    assert f"first {MOST_ROWS} of 5000" in table.description
 
 
 def test_a_device_has_its_load_its_health_and_its_jobs() -> None:
@@ -110,10 +114,19 @@ def test_hostile_names_are_neither_html_nor_links() -> None:
 
 @pytest.mark.parametrize(
     ("pool", "key"),
-    [("gpu", "gpu-queue-gpu"), ("My Lab_2 (new)", "gpu-queue-my-lab-2-new"), ("日本", "gpu-queue")],
+    [
+        ("gpu", "gpu-queue-gpu"),
+        ("gpu-lab", "gpu-queue-gpu-lab"),
+        ("My Lab_2 (new)", "gpu-queue-my-lab-2-new-[0-9a-f]{8}"),
+        ("日本", "gpu-queue-[0-9a-f]{8}"),
+    ],
 )
 def test_keys_consist_of_what_prefect_allows(pool: str, key: str) -> None:
-    assert key_of("queue", pool) == key
+    assert re.fullmatch(key, key_of("queue", pool))
+
+
+def test_similar_names_of_pools_have_different_keys() -> None:
+    assert len({key_of("queue", pool) for pool in ("GPU lab", "gpu_lab", "gpu-lab", "日本", "京都")}) == 5
 
 
 class Clock:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -484,3 +485,19 @@ async def test_a_postponed_run_leaves_the_queue_and_is_not_recorded_as_ended(tmp
     pool.prefect.set_state(run.id, state)
     await pool.sync.sync_all()
     assert (pool.codes(), pool.ends()) == ({}, {})
+
+
+@in_event_loop
+async def test_waiting_jobs_are_counted_by_the_reasons_that_they_have(tmp_path: Path) -> None:
+    """In the queue, whose devices are released, and held back; the last, by a limit and by hand."""
+    pool = Pool(tmp_path)
+    pool.prefect.pool.concurrency_limit = 5
+    for number in range(6):
+        pool.submit(str(number), gpus=1 + number % 2)
+    pool.submit("held", hold=True)
+    await pool.sync.sync_all()
+    await happens(lambda: len(pool.runtime.live) == 1)
+    counted, listed = pool.sync.count(), list(pool.sync.reasons(100))
+    assert counted.by_reason == Counter(reason.code for _, reason in listed)
+    assert set(counted.by_reason) >= {"pool_limit", "held"}
+    assert counted.gpus == sum(job.gpus for job, _ in listed)

@@ -10,12 +10,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
 from fake_pool import FakePool, in_event_loop
 
 from gpu_flows.config.block_follower import BlockFollower
 from gpu_flows.schedulers.cluster.device_links import parse_links
 from gpu_flows.schedulers.model import Job, Reason
-from gpu_flows.worker.status import Status
+from gpu_flows.worker import status_builder
+from gpu_flows.worker.status import Status, WaitingCount
 from gpu_flows.worker.status_builder import build_status
 
 BLOCKS = SimpleNamespace(
@@ -45,6 +47,9 @@ class Waiting:
 
     def waits(self, job_id: str) -> bool:
         return True
+
+    def count(self) -> WaitingCount:
+        return WaitingCount({"capacity": 9}, 9)
 
 
 def status_of(pool: FakePool) -> Status:
@@ -101,3 +106,15 @@ async def test_devices_have_their_rack_and_links(tmp_path: Path) -> None:
     devices = status_of(pool).devices
     assert [device["rack"] for device in devices] == ["rack-1", "rack-1", "rack-2", "rack-2"]
     assert devices[0]["links"] == [{"link": "NVLink", "devices": [0, 1]}]
+
+
+@in_event_loop
+async def test_a_queue_that_is_cut_is_counted_as_a_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool = FakePool(tmp_path, "1x1")
+    pool.submit("a")
+    assert status_of(pool).whole == {}
+    monkeypatch.setattr(status_builder, "MOST_LISTED", 1)
+    status = status_of(pool)
+    assert (len(status.waiting), status.waiting_count, status.gpus_waited_for) == (1, 9, 9)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -11,6 +10,7 @@ from unittest import mock
 import pytest
 from fake_pool import FakePool, ScriptedPolicy, in_event_loop, preempt_two_jobs
 
+from gpu_flows.common.clock import describe_time
 from gpu_flows.schedulers.cluster.spec import declare
 from gpu_flows.schedulers.engine import Engine
 from gpu_flows.schedulers.model import Job, Reason
@@ -72,7 +72,7 @@ def test_the_reason_says_until_when_a_job_is_protected() -> None:
     engine = engine_with("priority", Job("low", 1, 2, name="low"), cluster="1x2")
     engine.submit(Job("high", 2, 2, priority=9))
     engine.tick(110.0)
-    at = datetime.fromtimestamp(160.0).strftime("%H:%M:%S")
+    at = describe_time(160.0, 110.0, with_zone=True)
     text = f"low may be preempted for it from {at}; a job is protected for its first 60 s."
     assert text in reasons(engine, now=110.0)["high"].summary
     assert "protected" not in reasons(engine)["high"].summary

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
+LONGEST_S = 10 * 365 * 86_400.0  # no job takes longer, and nothing is foreseen further ahead
+
 
 def utc_now() -> datetime:
     return datetime.now(UTC)
 
 
-def describe_time(when: float, now: float) -> str:
+def describe_time(when: float, now: float, with_zone: bool = False) -> str:
     """Return a local time as it is shown to people: `14:20`, with seconds if it is near and with the day if
-    it is not today."""
-    at, today = datetime.fromtimestamp(when).astimezone(), datetime.fromtimestamp(now).astimezone()
+    it is not today. A text that is read elsewhere needs the zone."""
+    try:
+        at, today = datetime.fromtimestamp(when).astimezone(), datetime.fromtimestamp(now).astimezone()
+    except (ValueError, OverflowError, OSError):  # of a time that no calendar has
+        return "after the year 9999"
+    zone = f" {at:%Z}" if with_zone else ""
     if abs(when - now) < 120:
-        return f"{at:%H:%M:%S}"
+        return f"{at:%H:%M:%S}{zone}"
     if at.date() == today.date():
-        return f"{at:%H:%M}"
-    return f"{at:%a %H:%M}" if abs(at - today) < timedelta(days=6) else f"{at:%Y-%m-%d %H:%M}"
+        return f"{at:%H:%M}{zone}"
+    return f"{at:%a %H:%M}{zone}" if abs(at - today) < timedelta(days=6) else f"{at:%Y-%m-%d %H:%M}{zone}"

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 MOST_KEPT = 300
+MOST_PENDING = 60  # more than the figures of a page, and a few who look at it
+BUSY = "Too much is asked at the same time. Try again soon."
 
 
 @dataclass(slots=True)
@@ -40,7 +42,10 @@ class Answers:
         self.revision = 0  # grows with each answer that is found
 
     def ask(self, key: Hashable, compute: Callable[[], Awaitable[Any]], keep_s: float) -> Answer:
-        """Return what is known now. What is unknown, or older than `keep_s`, begins to be computed."""
+        """Return what is known now. What is unknown, or older than `keep_s`, begins to be computed, unless
+        too much is being computed already."""
+        if key not in self._kept and self._count_pending() >= MOST_PENDING:
+            return Answer(error=BUSY, at=time.monotonic())
         answer = self._kept.setdefault(key, Answer())
         self._kept.move_to_end(key)
         is_old = not answer.is_known or time.monotonic() - answer.at > keep_s
@@ -57,14 +62,21 @@ class Answers:
         return answer
 
     async def _find(self, answer: Answer, compute: Callable[[], Awaitable[Any]]) -> None:
+        value, why_not = None, "It was stopped."
         try:
             async with self._slots:
-                answer.value, answer.error = await compute(), ""
+                value, why_not = await compute(), ""
         except self._errors as error:
-            answer.value, answer.error = None, str(error)
+            why_not = str(error)
+        except Exception as error:  # a page says so, and the others go on
+            why_not = f"It failed: {type(error).__name__}: {error}"
         finally:
+            answer.value, answer.error = value, why_not
             answer.at, answer.task = time.monotonic(), None
             self.revision += 1
+
+    def _count_pending(self) -> int:
+        return sum(answer.is_pending for answer in self._kept.values())
 
     def _forget(self) -> None:
         """Forget the answers that nobody has asked for longest."""

@@ -2,7 +2,8 @@
 
 The server listens on 127.0.0.1, but any web page can send requests there from the browser. A page under
 a name that its owner makes point to 127.0.0.1 (DNS rebinding) sends that name as Host; a page elsewhere sends
-its own address as Origin with every POST.
+its own address as Origin with every POST. What a page elsewhere fetches or embeds, it cannot read, but this
+server would work for it; browsers tell that in Sec-Fetch-Site. A link to this server from anywhere is fine.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 LOCAL_NAMES = {"127.0.0.1", "localhost", "[::1]"}  # with any port: `ssh -L` may use another one
 SAFE_METHODS = {"GET", "HEAD"}
+ELSEWHERE = {"cross-site", "same-site"}  # a page of another port is of the same site
 
 # plotly sets the styles of its elements, so styles may stand in the page; scripts may not.
 POLICY = (
@@ -55,6 +57,13 @@ def find_refusal(method: str, headers: Headers) -> str:
     name, _, port = host.rpartition(":") if not host.endswith("]") else (host, "", "")
     if (name or port) not in LOCAL_NAMES:
         return "This server answers only under the names 127.0.0.1 and localhost."
-    if method not in SAFE_METHODS and headers.get("origin") != f"http://{host}":
+    is_safe = method in SAFE_METHODS
+    is_elsewhere = headers.get("sec-fetch-site") in ELSEWHERE and not (is_safe and _opens_page(headers))
+    if is_elsewhere or not (is_safe or headers.get("origin") == f"http://{host}"):
         return "Only a page of this server may ask for this."
     return ""
+
+
+def _opens_page(headers: Headers) -> bool:
+    """Return whether the browser shows what it asks for as a page of its own."""
+    return headers.get("sec-fetch-mode") == "navigate" and headers.get("sec-fetch-dest") == "document"

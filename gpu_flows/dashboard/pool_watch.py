@@ -9,7 +9,6 @@ from typing import Any
 
 from gpu_flows.common.quantities import format_duration
 from gpu_flows.config.paths import pool_folder
-from gpu_flows.forecasting.state_file import state_path
 from gpu_flows.worker.status import Status, read_last_status, status_path
 from gpu_flows.worker.status_text import HELD_BACK, LATE_S
 
@@ -31,6 +30,15 @@ class Snapshot:
     @property
     def waiting(self) -> list[dict[str, Any]]:
         return self.status.waiting if self.status else []
+
+    @property
+    def waiting_by_reason(self) -> dict[str, int]:
+        """How many jobs wait for each reason, also those that are not listed."""
+        return self.status.waiting_by_reason if self.status else {}
+
+    @property
+    def waiting_count(self) -> int:
+        return sum(self.waiting_by_reason.values())
 
     @property
     def running(self) -> list[dict[str, Any]]:
@@ -86,9 +94,9 @@ class PoolWatch:
         return Snapshot(self.pool, self._status, f"{changed:x}.{steps:x}")
 
     @property
-    def state_path(self) -> Path:
-        """The file with the state of the pool, from which a simulation can continue."""
-        return state_path(pool_folder(self.pool))
+    def folder(self) -> Path:
+        """The folder with the state of the pool, from which a simulation can continue."""
+        return pool_folder(self.pool)
 
 
 # What entries of a status may lack: their worker is of another version, or does not know it.

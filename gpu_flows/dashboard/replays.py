@@ -75,6 +75,8 @@ class Replays:
             replay.state = "done"
         except QuestionError as error:
             replay.state, replay.error = "failed", str(error)
+        except Exception as error:
+            replay.state, replay.error = "failed", f"It failed: {type(error).__name__}: {error}"
         except asyncio.CancelledError:
             replay.state = "cancelled"
         finally:

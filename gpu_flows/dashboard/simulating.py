@@ -20,6 +20,7 @@ from typing import Any
 from gpu_flows.analytics.query_runner import QueryError
 from gpu_flows.analytics.whatif import Choice, NoRecord, Scenario, replay
 from gpu_flows.analytics.whatif.clusters import change_gpus
+from gpu_flows.forecasting.state_file import read_present_state
 from gpu_flows.schedulers.forecast.alternatives import find_alternatives, look_ahead
 from gpu_flows.schedulers.forecast.forward import UnknownDurations, begin, medians, run_until
 from gpu_flows.schedulers.forecast.pool_state import PoolState
@@ -43,9 +44,17 @@ def main() -> None:
         _send("error", str(error))
 
 
+def _read_state(folder: str) -> PoolState:
+    """Return the last state of the pool, as it is now. Raises FileNotFoundError."""
+    state = read_present_state(Path(folder))
+    if state is None:
+        raise FileNotFoundError(folder)
+    return state
+
+
 def explain_job(state: str, job: str, budget_s: float) -> dict[str, Any]:
     """Return when a waiting job starts, which jobs it waits for, and what would let it start earlier."""
-    pool, deadline = PoolState.from_json(Path(state).read_bytes()), time.monotonic() + budget_s
+    pool, deadline = _read_state(state), time.monotonic() + budget_s
     if job not in {waiting.id for waiting, _ in pool.waiting}:
         raise ValueError("It does not wait any more.")
     outlook = look_ahead(pool, job)
@@ -63,7 +72,7 @@ def explain_job(state: str, job: str, budget_s: float) -> dict[str, Any]:
 def compare_present(state: str, policies: Sequence[str], gpus: int) -> dict[str, Any]:
     """Return how the jobs that wait and run now would fare: as it is, and under each policy with so many more
     or fewer devices."""
-    pool = PoolState.from_json(Path(state).read_bytes())
+    pool = _read_state(state)
     changed = _with_gpus(pool, gpus) if gpus else pool
     names = list(policies) or ([pool.policy] if gpus else [])
     plans = [("as it is", pool), *((name, _under(changed, name)) for name in names)]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from dataclasses import replace
 from pathlib import Path
 
 from gpu_flows.schedulers.forecast.pool_state import PoolState
@@ -18,3 +20,9 @@ def read_state(folder: Path) -> PoolState | None:
         return PoolState.from_json(state_path(folder).read_bytes())
     except (OSError, ValueError):
         return None
+
+
+def read_present_state(folder: Path) -> PoolState | None:
+    """Return the same as it is now: what was to end since has not ended, and so is late."""
+    state = read_state(folder)
+    return replace(state, now=max(state.now, time.time())) if state else None

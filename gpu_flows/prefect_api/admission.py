@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import Counter
-from collections.abc import Iterable, Iterator, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from heapq import merge
 from itertools import islice
@@ -56,6 +56,10 @@ class Line:
         self.admitted = chosen
         self.undecided.clear()
         return changed
+
+    def copy(self) -> Line:
+        """Return a line in which other jobs can be put, to see how many of them may enter."""
+        return Line(self.name, self.is_limited, self.places.copy())
 
     def first(self) -> Iterator[tuple[Place, Line]]:
         """Iterate over the jobs that the limit of the work queue allows."""
@@ -178,9 +182,9 @@ class Admission:
     def _remove_condition(self, job_id: str) -> None:
         self._awaited -= Counter(self._conditional.pop(job_id).awaited)  # drops those that nothing waits for
 
-    def _line_of(self, due: DueJob) -> Line:
+    def _line_of(self, due: DueJob, lines: dict[tuple[str, bool], Line] | None = None) -> Line:
         key = (due.work_queue, due.is_limited)
-        return self._lines.setdefault(key, Line(*key))
+        return (self._lines if lines is None else lines).setdefault(key, Line(*key))
 
     # -- decisions ----------------------------------------------------------------------------
 
@@ -213,11 +217,27 @@ class Admission:
         self._started.add(job_id)
         return None
 
-    def foresee_objection(self, due: DueJob) -> Reason | None:
-        """Return why a job that nobody has submitted yet would be held back if it were due now."""
-        if due.held or not self.dependencies.allow(due.after, due.after_any):
-            return self._find_condition(due)
-        return self._find_pause(due.work_queue) or self._find_limit(due, self._active)
+    def foresee_objections(self, imagined: Sequence[DueJob]) -> list[Reason | None]:
+        """Return why each of these jobs, which nobody has submitted yet, would be held back if all of them
+        were due now; None if it would enter."""
+        lines = {key: line.copy() for key, line in self._lines.items()}
+        in_line: dict[str, tuple[Line, Place]] = {}
+        for due in imagined:
+            if not due.held and self.dependencies.allow(due.after, due.after_any):
+                line, place = self._line_of(due, lines), (due.job.order, due.job.id)
+                insort(line.places, place)
+                in_line[due.job.id] = line, place
+        counts = self._share_out(list(lines.values()))
+        return [
+            self._foresee_objection(*in_line[due.job.id], counts)
+            if due.job.id in in_line
+            else self._find_condition(due)
+            for due in imagined
+        ]
+
+    def _foresee_objection(self, line: Line, place: Place, counts: Mapping[int, int | None]) -> Reason | None:
+        index, count = bisect_left(line.places, place), counts[id(line)]
+        return None if count is None or index < count else self._find_barrier(line, index)
 
     def _find_limit(self, due: DueJob, started: Iterable[str]) -> Reason | None:
         """Return the limit that the job would exceed beside those that have started."""
@@ -255,23 +275,29 @@ class Admission:
 
     def _choose(self) -> set[str]:
         """Admit as many jobs of each line as limits and pauses allow. Return the ids of the changes."""
+        lines = list(self._lines.values())
+        counts = self._share_out(lines)
+        changed: set[str] = set()
+        for line in lines:
+            changed |= line.choose(counts[id(line)])
+        return changed
+
+    def _share_out(self, lines: Sequence[Line]) -> dict[int, int | None]:
+        """Return how many jobs of each line may enter, by its id(); None: any number."""
         used = self._count(self._active)
-        for line in self._lines.values():
+        for line in lines:
             limit = self._queue_limit(line.name) if line.is_limited else None
             line.room = None if limit is None else max(0, limit - used[line.name])
             if self._find_pause(line.name):
                 line.room = 0
-        limit, lines = self.pool.concurrency_limit, list(self._lines.values())
+        limit = self.pool.concurrency_limit
         counts = {id(line): line.room for line in lines}
         if limit is not None:
             limited = [line for line in lines if line.is_limited]
             first = merge(*(line.first() for line in limited), key=lambda head: head[0])
             chosen = Counter(id(line) for _, line in islice(first, max(0, limit - used.total())))
             counts |= {id(line): chosen[id(line)] for line in limited}
-        changed: set[str] = set()
-        for line in lines:
-            changed |= line.choose(counts[id(line)])
-        return changed
+        return counts
 
     def _count(self, job_ids: Iterable[str]) -> Counter[str]:
         """Count those of these jobs of each work queue that count against the limits."""
@@ -308,12 +334,18 @@ class Admission:
         """Iterate over the jobs of the line that may not enter. Jobs that are not decided on are left out."""
         if len(line.admitted) == len(line.places):
             return
-        pause = self._find_pause(line.name)
-        in_pool = pause or self._pool_limit_reason(self.pool.concurrency_limit or 0)
-        in_queue = pause or self._queue_limit_reason(line.name, self._queue_limit(line.name) or 0)
+        within, beyond = self._find_barrier(line, 0), self._find_barrier(line, len(line.places))
         for index, place in enumerate(line.places):
             if place[1] not in line.admitted and place[1] not in self._touched:
-                yield place, in_queue if line.room is not None and index >= line.room else in_pool
+                yield place, beyond if line.room is not None and index >= line.room else within
+
+    def _find_barrier(self, line: Line, index: int) -> Reason:
+        """Return what keeps the job at this place of the line from entering."""
+        if pause := self._find_pause(line.name):
+            return pause
+        if line.room is not None and index >= line.room:
+            return self._queue_limit_reason(line.name, self._queue_limit(line.name) or 0)
+        return self._pool_limit_reason(self.pool.concurrency_limit or 0)
 
     def _find_pause(self, queue_name: str) -> Reason | None:
         pool, queue = self.pool.name, self._work_queues.get(queue_name)

@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from prefect.workers.base import BaseJobConfiguration, BaseVariables
 from pydantic import Field
 
+from gpu_flows.common.clock import LONGEST_S
 from gpu_flows.common.forms import Form
 from gpu_flows.common.suggestions import did_you_mean
 from gpu_flows.prefect_api.conventions import PriorityClass
@@ -63,7 +64,9 @@ class SchedulingVariables(Form):
     preemptible: bool = True
     """Whether the job may be stopped in favour of other jobs, to continue later from its checkpoint."""
 
-    expected_seconds: float = Field(0, ge=0, title="Expected duration (seconds)")
+    expected_seconds: float = Field(
+        0, ge=0, le=LONGEST_S, allow_inf_nan=False, title="Expected duration (seconds)"
+    )
     """How long the job will run, for policies that use durations. 0 means unknown; the pool then predicts
     it from earlier jobs."""
 
@@ -72,7 +75,9 @@ class SchedulingVariables(Form):
     the step to predict the GPU memory of a job that does not state it. The function gets those parameters of
     the run that it accepts."""
 
-    deadline_seconds: float = Field(0, ge=0, title="Deadline (seconds after it was due)")
+    deadline_seconds: float = Field(
+        0, ge=0, le=LONGEST_S, allow_inf_nan=False, title="Deadline (seconds after it was due)"
+    )
     """When the job should be finished, for policies that use deadlines. 0 means no deadline."""
 
     hold: bool = False

@@ -52,4 +52,4 @@ class ForeseenJobs:
         now = self._clock()
         if told and abs(start - told[0]) <= max(MOVED_S, MOVED * (start - now)) and told[0] > now:
             return told
-        return start, describe_time(max(start, now), now)
+        return start, describe_time(max(start, now), now, with_zone=True)

@@ -102,14 +102,15 @@ def _describe_policy(status: Status) -> Iterator[Metric]:
 
 def _describe_jobs(status: Status) -> Iterator[Metric]:
     waiting = _family("jobs_waiting", "Jobs that wait, by the reason.", ("pool", "reason"))
-    for reason, count in Counter(job["reason"] for job in status.waiting).items():
+    for reason, count in status.waiting_by_reason.items():
         waiting.add_metric([status.pool, reason], count)
     yield waiting
     yield _gauge("jobs_running", "Jobs that run.", status.pool, len(status.running))
     longest = max((job["waited"] for job in status.waiting), default=0.0)
     yield _gauge("longest_wait_seconds", "For how long the oldest job waits.", status.pool, longest)
-    missing = sum(job["gpus"] for job in status.waiting)
-    yield _gauge("gpus_waited_for", "Devices that the waiting jobs ask for.", status.pool, missing)
+    yield _gauge(
+        "gpus_waited_for", "Devices that the waiting jobs ask for.", status.pool, status.gpus_waited_for
+    )
     yield from _describe_forecast(status)
 
 

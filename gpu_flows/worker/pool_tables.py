@@ -8,12 +8,13 @@ runs are also in the description above the table, which both draw as Markdown.
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from typing import Any
 
 from gpu_flows.analytics.query_runner import QueryResult
+from gpu_flows.common.clock import describe_time
 from gpu_flows.worker.status import Status
 
 MOST_ROWS = 200
@@ -54,11 +55,11 @@ def make_queue_table(status: Status) -> Table:
     policy = status.policy
     serving = f" (failed, {policy['serving']} decides)" if policy["serving"] != policy["name"] else ""
     description = (
-        f"**Queue of pool {to_markdown(status.pool)}**: {len(status.waiting)} waiting, "
+        f"**Queue of pool {to_markdown(status.pool)}**: {status.waiting_count} waiting, "
         f"{len(status.running)} running, policy {to_markdown(policy['name'] + serving)}.\n\n"
         + _list_runs("First in the queue", status.waiting)
         + _list_runs("Running", status.running)
-        + _note_rest(len(status.waiting))
+        + _note_rest(status.waiting_count)
     )
     return Table("queue", description, rows, frozenset({"waited", "ETA"}))
 
@@ -95,9 +96,11 @@ def make_comparison_table(pool: str, found: QueryResult) -> Table:
 
 
 def key_of(kind: str, pool: str) -> str:
-    """Return the key of a pool's artifact. Keys consist of lowercase letters, digits and dashes."""
+    """Return the key of a pool's artifact. Keys consist of lowercase letters, digits and dashes; where that
+    changes the name, a few digits tell it from a similar one."""
     slug = re.sub(r"[^a-z0-9]+", "-", pool.lower()).strip("-")
-    return f"gpu-{kind}-{slug}" if slug else f"gpu-{kind}"
+    digits = "" if slug == pool else sha256(pool.encode()).hexdigest()[:8]
+    return "-".join(filter(None, ("gpu", kind, slug, digits)))
 
 
 def to_text(value: object) -> str:
@@ -162,15 +165,10 @@ def _format_wait(seconds: float) -> str:
 
 
 def _format_eta(eta: dict[str, float] | None, now: float) -> str:
-    """When the job will start, in the time of the worker's machine: `14:20 (p90 15:05)`."""
+    """When the job will start, in the time of the worker's machine: `14:20 (p90 15:05 CET)`."""
     if not eta or eta.get("start_p50") is None:
         return ""
-    shown = _format_time(eta["start_p50"], now)
-    late = eta.get("start_p90")
-    return f"{shown} (p90 {_format_time(late, now)})" if late is not None else shown
-
-
-def _format_time(at: float, now: float) -> str:
-    moment, today = time.localtime(at), time.localtime(now)
-    is_today = moment[:3] == today[:3]
-    return time.strftime("%H:%M" if is_today else "%d %b %H:%M", moment)
+    start, late = eta["start_p50"], eta.get("start_p90")
+    if late is None:
+        return describe_time(start, now, with_zone=True)
+    return f"{describe_time(start, now)} (p90 {describe_time(late, now, with_zone=True)})"

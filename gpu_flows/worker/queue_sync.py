@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain, islice
 from uuid import UUID
@@ -31,6 +32,7 @@ from gpu_flows.prefect_api.run_states import RunStates, is_suspended
 from gpu_flows.schedulers.model import Job, Reason
 from gpu_flows.worker.background_tasks import BackgroundTasks
 from gpu_flows.worker.other_runs import TAKEN, OtherRuns
+from gpu_flows.worker.status import WaitingCount
 
 RUN_EVENTS = "prefect.flow-run."
 POOL_EVENTS = ("prefect.work-pool.", "prefect.work-queue.")
@@ -282,6 +284,14 @@ class QueueSync:
     def reasons(self, limit: int) -> Iterator[tuple[Job, Reason]]:
         """Iterate over the waiting jobs with their reasons: the queue in its order, then those held back."""
         return islice(chain(self._dispatcher.reasons(limit), self._admission.reasons()), limit)
+
+    def count(self) -> WaitingCount:
+        """Count all waiting jobs, however many they are."""
+        released, held = list(self._dispatcher.reasons(0)), list(self._admission.reasons())
+        engine = self._dispatcher.engine
+        by_reason = engine.count_reasons() + Counter(reason.code for _, reason in (*released, *held))
+        waiting = chain(engine.waiting, (job for job, _ in (*released, *held)))
+        return WaitingCount(by_reason, sum(job.gpus for job in waiting))
 
     def waits(self, job_id: str) -> bool:
         """Return whether the job is in the queue, is held back, or waits until its devices are released."""

@@ -9,7 +9,9 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from dataclasses import asdict, dataclass
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,14 @@ from gpu_flows.schedulers.cluster.device_links import groups_of
 from gpu_flows.schedulers.model import Node
 
 FRESH_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingCount:
+    """How many jobs wait, by the code of the reason, and how many devices they ask for."""
+
+    by_reason: Mapping[str, int]
+    gpus: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +43,24 @@ class Status:
     cluster_trouble: str = ""  # why devices are unknown
     recorder_trouble: str = ""  # why facts do not reach the warehouse
     leads: bool = True  # False: it stands by, and another worker serves the pool
+    # A WaitingCount of all waiting jobs, if not all of them are listed.
+    whole: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def waiting_by_reason(self) -> dict[str, int]:
+        """How many jobs wait for each reason, also those that are not listed; the most frequent first."""
+        counts = self.whole.get("by_reason") or Counter(job["reason"] for job in self.waiting)
+        return dict(Counter(counts).most_common())
+
+    @property
+    def waiting_count(self) -> int:
+        return sum(self.waiting_by_reason.values())
+
+    @property
+    def gpus_waited_for(self) -> int:
+        """The devices that all waiting jobs ask for."""
+        gpus: int = self.whole.get("gpus") or sum(job["gpus"] for job in self.waiting)
+        return gpus
 
     @property
     def trouble(self) -> str:

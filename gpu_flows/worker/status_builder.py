@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import asdict
-from typing import Any
+from typing import Any, Protocol
 
 from gpu_flows.config.block_follower import BlockFollower
 from gpu_flows.devices.base import Reading
@@ -14,16 +14,22 @@ from gpu_flows.prefect_api.waiting_notes import WaitingJobs
 from gpu_flows.schedulers.cluster.state import Cluster
 from gpu_flows.schedulers.model import Job, Reason, Running
 from gpu_flows.schedulers.reasons import class_of
-from gpu_flows.worker.status import Status, describe_place
+from gpu_flows.worker.status import Status, WaitingCount, describe_place
 
 MOST_LISTED = 2000  # jobs beyond this place in the queue are not listed
+
+
+class CountedJobs(WaitingJobs, Protocol):
+    """The waiting jobs of a pool, which can be counted without a look at each."""
+
+    def count(self) -> WaitingCount: ...
 
 
 def build_status(
     pool: str,
     worker: str,
     dispatcher: Dispatcher,
-    waiting: WaitingJobs,
+    waiting: CountedJobs,
     blocks: BlockFollower,
     recorder_trouble: str,
     describe_needs: Callable[[Job], dict[str, Any]] = lambda job: {},
@@ -43,6 +49,10 @@ def build_status(
             **describe_forecast(job.job.id),
         }
         for job, preemption in dispatcher.occupants()
+    ]
+    listed = [
+        _describe_waiting(job, reason, dispatcher, now) | describe_needs(job) | describe_forecast(job.id)
+        for job, reason in waiting.reasons(MOST_LISTED)
     ]
     cluster_troubles = (
         blocks.cluster_error,
@@ -64,14 +74,12 @@ def build_status(
             "shadows_error": blocks.shadows_error,
             "saved": blocks.policy_saved.isoformat() if blocks.policy_saved else None,
         },
-        waiting=[
-            _describe_waiting(job, reason, dispatcher, now) | describe_needs(job) | describe_forecast(job.id)
-            for job, reason in waiting.reasons(MOST_LISTED)
-        ],
+        waiting=listed,
         running=running,
         devices=_describe_devices(engine.cluster, blocks.readings, running),
         cluster_trouble=" ".join(filter(None, cluster_troubles)),
         recorder_trouble=recorder_trouble,
+        whole=asdict(waiting.count()) if len(listed) == MOST_LISTED else {},
     )
 
 

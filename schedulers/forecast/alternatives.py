@@ -6,7 +6,7 @@ job starts.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from gpu_flows.schedulers.forecast.forward import begin, medians, run_until
@@ -35,7 +35,6 @@ class Outlook:
 
     start: float
     devices: tuple[str, ...]
-    end: float | None = None
     waits_for: tuple[Holder, ...] = ()  # the jobs that hold these devices before it
 
 
@@ -49,25 +48,41 @@ class Alternative:
     start: float
 
 
-def look_ahead(state: PoolState, job_id: str, until_end: bool = False) -> Outlook | None:
+def look_ahead(state: PoolState, job_id: str) -> Outlook | None:
     """Return when the job starts if nothing else comes; None if it does not. Raises UnknownDurations and
     PolicyError."""
+    return look_ahead_together(state, [job_id]).get(job_id)
+
+
+def look_ahead_together(
+    state: PoolState, job_ids: Iterable[str], is_late: Callable[[], bool] = lambda: False
+) -> dict[str, Outlook]:
+    """Return the same of each of these jobs, by one simulation; those that do not start before it `is_late`
+    are left out. Raises UnknownDurations and PolicyError."""
+    wanted = list(job_ids)
+    waited_for = wanted[:]
+
+    def have_started(run: Run) -> bool:
+        while waited_for and _has_started(run, waited_for[-1]):
+            waited_for.pop()
+        return not waited_for or is_late()
+
     run = begin(state, medians(state))
-    run_until(run, lambda run: _has_ended(run, job_id) if until_end else _has_started(run, job_id))
+    run_until(run, have_started)
+    return {job_id: _look_at(state, run, job_id) for job_id in wanted if _has_started(run, job_id)}
+
+
+def _look_at(state: PoolState, run: Run, job_id: str) -> Outlook:
     result = run.result(job_id)
-    if result.started is None:
-        return None
+    assert result.started is not None
     devices = tuple(device.id for device in result.devices)
-    return Outlook(
-        result.started, devices, result.ended, tuple(_find_holders(state, run, job_id, result.started))
-    )
+    return Outlook(result.started, devices, tuple(_find_holders(state, run, job_id, result.started)))
 
 
-def place_in_queue(state: PoolState, job_id: str) -> int | None:
-    """Return the place of a waiting job in the policy's order, from 1. Raises PolicyError."""
+def find_places(state: PoolState) -> dict[str, int]:
+    """Return the place of each waiting job in the policy's order, from 1. Raises PolicyError."""
     run = begin(state, dict.fromkeys(state.jobs(), 0.0))
-    order = [job.id for job in run.engine.first_waiting()]
-    return order.index(job_id) + 1 if job_id in order else None
+    return {job.id: place for place, job in enumerate(run.engine.first_waiting(), 1)}
 
 
 def find_alternatives(
@@ -94,10 +109,6 @@ def find_alternatives(
 
 def _has_started(run: Run, job_id: str) -> bool:
     return run.result(job_id).started is not None
-
-
-def _has_ended(run: Run, job_id: str) -> bool:
-    return run.result(job_id).ended is not None
 
 
 def _find_holders(state: PoolState, run: Run, job_id: str, start: float) -> Iterator[Holder]:

@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
+from gpu_flows.common.clock import LONGEST_S
 from gpu_flows.schedulers.forecast.duration_spread import draw_durations
 from gpu_flows.schedulers.forecast.forward import begin, expected, run_until
 from gpu_flows.schedulers.forecast.later_arrivals import draw_later, may_overtake
@@ -40,7 +41,8 @@ def forecast(
     is_hopeless: Callable[[], bool] = lambda: False,
     only: Collection[str] = (),
 ) -> dict[str, Eta]:
-    """Return when each job will start and end; jobs that may never end are left out. When `is_late`, the
+    """Return when each job will start and end; jobs that may never end, or in
+    years, are left out. When `is_late`, the
     simulations made so far have to do; at least one is made, unless that `is_hopeless`: then jobs that have
     not ended in it by now are left out. With `only`, just these jobs are forecast. Raises UnknownDurations
     and PolicyError."""
@@ -66,7 +68,8 @@ def forecast(
         for job_id, found in outcomes.items():
             found.append(run.result(job_id))
     etas = {job_id: _summarize(found, launches.get(job_id, ())) for job_id, found in outcomes.items()}
-    return {job_id: eta for job_id, eta in etas.items() if eta}
+    far = state.now + LONGEST_S
+    return {job_id: eta for job_id, eta in etas.items() if eta and max(eta.start_p90, eta.end_p90) < far}
 
 
 def _draw_launches(state: PoolState, draws: int, seed: int) -> dict[str, list[float]]:

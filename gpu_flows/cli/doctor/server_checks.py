@@ -94,7 +94,7 @@ def _check_status(status: Status) -> Iterator[Finding]:
     yield Finding(
         OK,
         f"{status.worker} serves pool {status.pool!r} on this machine: policy {policy['name']}, "
-        f"{len(status.devices)} devices, {len(status.running)} running, {len(status.waiting)} waiting.",
+        f"{len(status.devices)} devices, {len(status.running)} running, {status.waiting_count} waiting.",
     )
     if policy["error"]:
         yield Finding(ERROR, f"Its policy: {policy['error']}", "Correct it: gpu-flows policy set ...")

@@ -7,8 +7,8 @@ which is simulated forward here. Nothing is written, neither on the server nor o
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, replace
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from gpu_flows.cli import output
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from gpu_flows.schedulers.forecast.pool_state import PoolState
 
 FORECAST_S, ALTERNATIVES_S = 0.2, 0.2
+GIVE_UP_S = 1.0  # a simulation that takes longer is not completed
+TOO_FAR = f"Its start is too far away to be foreseen in {GIVE_UP_S:g} s."
 MOST_LOOKED_AT = 20  # jobs of which it is told where they start, and what would help
 
 
@@ -37,7 +39,7 @@ def foresee_runs(
 ) -> list[dict[str, Any]]:
     """What would become of each request. Raises CommandError if no worker of this machine can tell."""
     from gpu_flows.forecasting.imagined import IMAGINED  # imports pydantic
-    from gpu_flows.forecasting.state_file import read_state
+    from gpu_flows.forecasting.state_file import read_present_state
 
     status, folder = read_status(pool), pool_folder(pool)
     if status is None:
@@ -52,12 +54,12 @@ def foresee_runs(
         raise CommandError(f"The worker of pool {pool!r} does not answer: {error}.", "Try again.") from None
     if "error" in answer:
         raise CommandError(answer["error"])
-    imagined, state = IMAGINED.validate_python(answer["jobs"]), read_state(folder)
+    imagined, state = IMAGINED.validate_python(answer["jobs"]), read_present_state(folder)
     if state is None:
         raise CommandError(
             f"The state of pool {pool!r} is not known yet.", "Its worker has just started: try again."
         )
-    return _foresee(replace(state, now=max(state.now, time.time())), status, imagined, requests)
+    return _foresee(state, status, imagined, requests)
 
 
 def _describe_request(deployment: dict[str, Any], request: JobRequest, user: str) -> dict[str, Any]:
@@ -70,7 +72,6 @@ def _foresee(
     state: PoolState, status: Status, imagined: list[ImaginedJob], requests: Sequence[JobRequest]
 ) -> list[dict[str, Any]]:
     """Put the jobs that would be accepted into the state, together, and simulate it forward."""
-    from gpu_flows.schedulers.forecast.eta import forecast
     from gpu_flows.schedulers.forecast.forward import UnknownDurations
     from gpu_flows.schedulers.policy import PolicyError
 
@@ -78,21 +79,54 @@ def _foresee(
         if each.job:
             state = state.with_job(each.job, each.duration)
     ids = [each.job.id for each in imagined if each.job]
-    etas, no_forecast, began = {}, "", time.monotonic()
+    foreseen: dict[str, dict[str, Any]] = {}
+    no_forecast = ""
     try:
-        etas = forecast(state, is_late=lambda: time.monotonic() > began + FORECAST_S, only=ids)
+        foreseen = _simulate(state, status, ids) if ids else {}
     except (UnknownDurations, PolicyError) as error:
         no_forecast = str(error)
-    found, until = [], time.monotonic() + ALTERNATIVES_S
-    for number, (each, request) in enumerate(zip(imagined, requests, strict=True)):
+    found = []
+    for each, request in zip(imagined, requests, strict=True):
         known = _describe(each, request)
         if each.job:
-            eta = etas.get(each.job.id)
-            known |= {"eta": asdict(eta) if eta else None, "no_forecast": no_forecast}
-            if not no_forecast and number < MOST_LOOKED_AT:
-                known |= _look_closer(state, status, each.job.id, until)
+            future = foreseen.get(each.job.id, {"eta": None})
+            is_far = not no_forecast and future["eta"] is None
+            known |= {**future, "no_forecast": TOO_FAR if is_far else no_forecast}
         found.append(known)
     return found
+
+
+def _simulate(state: PoolState, status: Status, ids: list[str]) -> dict[str, dict[str, Any]]:
+    """Return when each job would start and end; of the first ones also where, their places in the queue, what
+    they wait for and what would help. Raises UnknownDurations and PolicyError."""
+    from gpu_flows.forecasting.prospects import describe_outlook
+    from gpu_flows.schedulers.forecast.alternatives import find_places, look_ahead_together
+    from gpu_flows.schedulers.forecast.eta import forecast
+
+    is_late, is_hopeless = _after(FORECAST_S), _after(GIVE_UP_S)
+    etas = forecast(state, is_late=is_late, is_hopeless=is_hopeless, only=ids)
+    found: dict[str, dict[str, Any]] = {
+        job_id: {"eta": asdict(etas[job_id]) if job_id in etas else None} for job_id in ids
+    }
+    first = ids[:MOST_LOOKED_AT]
+    outlooks = look_ahead_together(state, first, is_hopeless)
+    must_wait = any(outlook.start > state.now for outlook in outlooks.values())
+    places = find_places(state) if must_wait and not is_hopeless() else {}
+    is_late = _after(ALTERNATIVES_S)
+    for job_id in first:
+        prospects = describe_outlook(state, job_id, outlooks.get(job_id), is_late)
+        found[job_id] |= {
+            "position": None if prospects["starts_now"] else places.get(job_id),
+            "on": place_devices(prospects["devices"], status.devices),
+            **prospects,
+        }
+    return found
+
+
+def _after(seconds: float) -> Callable[[], bool]:
+    """Return what tells whether so many seconds have passed since now."""
+    until = time.monotonic() + seconds
+    return lambda: time.monotonic() > until
 
 
 def _describe(imagined: ImaginedJob, request: JobRequest) -> dict[str, Any]:
@@ -108,19 +142,6 @@ def _describe(imagined: ImaginedJob, request: JobRequest) -> dict[str, Any]:
         "gpus": job.gpus if job else None,
         "memory_mb": job.memory_mb if job else None,
         "expected_s": imagined.duration.value if imagined.duration else None,
-    }
-
-
-def _look_closer(state: PoolState, status: Status, job_id: str, until: float) -> dict[str, Any]:
-    """Where the job would start, its place in the queue, what it waits for and what would help."""
-    from gpu_flows.forecasting.prospects import describe_prospects
-    from gpu_flows.schedulers.forecast.alternatives import place_in_queue
-
-    prospects = describe_prospects(state, job_id, lambda: time.monotonic() > until)
-    return {
-        "position": None if prospects["starts_now"] else place_in_queue(state, job_id),
-        "on": place_devices(prospects["devices"], status.devices),
-        **prospects,
     }
 
 

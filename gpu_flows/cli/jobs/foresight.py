@@ -4,7 +4,6 @@ job, how good the forecasts were."""
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 from typing import Any
 
 from gpu_flows.cli.jobs.etas import describe_alternative, describe_eta, describe_holders, describe_miss
@@ -17,11 +16,11 @@ TRY_FOR_S = 0.5
 def foresee(pool: str, job_id: str, status: Status) -> dict[str, Any]:
     """What a waiting job waits for and what would let it start earlier, tried now."""
     from gpu_flows.forecasting.prospects import describe_prospects  # imports the simulator
-    from gpu_flows.forecasting.state_file import read_state
+    from gpu_flows.forecasting.state_file import read_present_state
     from gpu_flows.schedulers.forecast.forward import UnknownDurations
     from gpu_flows.schedulers.policy import PolicyError
 
-    state = read_state(pool_folder(pool))
+    state = read_present_state(pool_folder(pool))
     if state is None or job_id not in {job.id for job, _ in state.waiting}:
         return {}
     entry = next(job for job in status.waiting if job["id"] == job_id)
@@ -30,9 +29,7 @@ def foresee(pool: str, job_id: str, status: Status) -> dict[str, Any]:
         return tried
     until = time.monotonic() + TRY_FOR_S
     try:
-        return describe_prospects(
-            replace(state, now=max(state.now, time.time())), job_id, lambda: time.monotonic() > until
-        )
+        return describe_prospects(state, job_id, lambda: time.monotonic() > until)
     except (UnknownDurations, PolicyError) as error:
         return {"no_forecast": str(error)}
 

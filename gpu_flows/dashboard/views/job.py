@@ -67,7 +67,7 @@ def _seconds(time: datetime | None) -> float | None:
 
 def _ask_forecast(look: Look, job_id: str) -> Answer:
     watch = look.sources.watch
-    question = {"ask": "job", "state": str(watch.state_path), "job": job_id, "budget_s": BUDGET_S}
+    question = {"ask": "job", "state": str(watch.folder), "job": job_id, "budget_s": BUDGET_S}
     return look.sources.forecasts.ask(("job", job_id), lambda: ask_process(question, TIMEOUT_S), KEEP_S)
 
 

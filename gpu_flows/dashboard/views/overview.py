@@ -27,7 +27,7 @@ def values(look: Look) -> dict[str, Any]:
         "labels": queue.COLUMNS,
         "number_columns": queue.NUMBERS,
         "start_of": queue.start_of,
-        "reasons": queue.count_reasons(snapshot.waiting),
+        "reasons": list(snapshot.waiting_by_reason.items()),
         "nodes": nodes[:MOST_NODES],
         "more_nodes": max(0, len(nodes) - MOST_NODES),
         "users": _count_users(look),
@@ -42,7 +42,7 @@ def _numbers(look: Look, nodes: list[dict[str, Any]]) -> list[Number]:
     longest = max((measure_wait(job, snapshot.now) for job in snapshot.waiting), default=None)
     out = [f"{states[state]} {state}" for state in ("sick", "drained") if states[state]]
     return [
-        Number("Waiting", f"{len(snapshot.waiting):,}", _wait(longest)),
+        Number("Waiting", f"{snapshot.waiting_count:,}", _wait(longest)),
         Number("Running", f"{len(snapshot.running):,}"),
         Number("GPUs busy", f"{states['busy']:,} of {devices:,}" if devices else "–"),
         Number("GPUs idle", f"{states['idle']:,}", ", ".join(out) or "all healthy" * bool(devices)),

@@ -53,7 +53,7 @@ def make_request(sources: Sources, question: Question) -> dict[str, Any]:
     """Return the question as a simulating process understands it."""
     plan = {"policies": question.policies, "gpus": question.gpus}
     if question.over == NOW:
-        return {"ask": "present", "state": str(sources.watch.state_path), **plan}
+        return {"ask": "present", "state": str(sources.watch.folder), **plan}
     since = time.time() - PERIODS[question.over][1]
     settings = sources.settings
     return {
