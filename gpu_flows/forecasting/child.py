@@ -205,10 +205,6 @@ class ForecastChild:
         return heads
 
 
-def _round(eta: Eta) -> list[float]:
-    return [round(each, 2) for each in astuple(eta)]
-
-
 def make_moves(engine: Engine, decision: Decision, now: float) -> None:
     """Make the moves of the pool's policy on the engine. The next changes correct what is not exact."""
     for job_id in decision.preempts:

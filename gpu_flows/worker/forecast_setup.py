@@ -59,15 +59,16 @@ class Basis:
         self._find_database = find_database
         self._history = PoolHistory()
         self._typical: Estimate | None = None
-        self._times_read = 0
+        self._times_changed = 0
 
     async def keep_reading(self) -> None:
         """Read again and again what the warehouse tells about the past."""
         for pause in READ_PAST.pauses():
             if database := self._find_database():
                 try:
-                    self._history = await asyncio.to_thread(read_history, database, self.pool)
-                    self._times_read += 1
+                    history = await asyncio.to_thread(read_history, database, self.pool)
+                    self._times_changed += history != self._history
+                    self._history = history
                 except QueryError as error:
                     self.log.debug("Forecasts go on with what was known of the past: %s", error)
             await asyncio.sleep(pause)
@@ -87,7 +88,7 @@ class Basis:
             self._typical,
             choices.shadows,
             saved,
-            self._times_read,
+            self._times_changed,
         )
 
     def duration(self, job: Job) -> Estimate | None:
@@ -104,9 +105,21 @@ class Basis:
 
 
 def open_forecaster(
-    basis: Basis, folder: Path, record: Callable[..., None], shadows: ShadowRecord
+    basis: Basis,
+    folder: Path,
+    record: Callable[..., None],
+    shadows: ShadowRecord,
+    is_leading: Callable[[], bool],
 ) -> Forecaster:
     """Return the forecaster of the pool with this folder."""
     return Forecaster(
-        basis.pool, folder, basis.engine, basis.duration, basis.settings, record, basis.log, shadows.use
+        basis.pool,
+        folder,
+        basis.engine,
+        basis.duration,
+        basis.settings,
+        record,
+        basis.log,
+        shadows.use,
+        is_leading=is_leading,
     )

@@ -129,7 +129,9 @@ class PoolService:
             log,
         )
         self.shadows = ShadowRecord(pool.name, self._record, log)
-        self.forecaster = open_forecaster(self._forecasts, self.folder, self._record, self.shadows)
+        self.forecaster = open_forecaster(
+            self._forecasts, self.folder, self._record, self.shadows, lambda: self.dispatcher.active
+        )
         self._imagined = ImaginedJobs(client, self.due_jobs, self.prediction, self._forecasts.correct)
         self.dispatcher = Dispatcher(
             pool.name,
