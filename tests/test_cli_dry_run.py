@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 import threading
 import time
@@ -29,6 +30,7 @@ from gpu_flows.worker.command_socket import ANSWER_WITHIN_S, NoAnswer, answer_co
 
 pytest_plugins = ["command_line.fixtures"]
 
+LOG = logging.getLogger("socket")
 READS = ("/deployments/filter", "/work_pools/gpu", "/flows/")
 
 
@@ -49,7 +51,7 @@ def answering(folder: Path, answer: Callable[[dict[str, Any]], dict[str, Any]]) 
     async def answer_soon(question: dict[str, Any]) -> dict[str, Any]:
         return answer(question)
 
-    task = loop.create_task(answer_commands(folder, answer_soon))
+    task = loop.create_task(answer_commands(folder, answer_soon, LOG))
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()
     while not (folder / "ask.sock").exists():
@@ -170,7 +172,7 @@ def test_clients_that_ask_nothing_or_read_nothing_hold_up_neither_others_nor_the
         return {"long": "x" * 5_000_000}
 
     async def serve() -> float:
-        task = asyncio.ensure_future(answer_commands(tmp_path, answer))
+        task = asyncio.ensure_future(answer_commands(tmp_path, answer, LOG))
         while not (tmp_path / "ask.sock").exists():
             await asyncio.sleep(0.01)
         with ExitStack() as clients:
@@ -192,8 +194,11 @@ def test_clients_that_ask_nothing_or_read_nothing_hold_up_neither_others_nor_the
 def test_a_folder_without_sockets_is_told_once_and_not_tried_again(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    async def answer(question: dict[str, Any]) -> dict[str, Any]:
+        return {}
+
     async def serve() -> None:
-        task = asyncio.ensure_future(answer_commands(tmp_path / "absent", lambda question: asyncio.sleep(0, {})))
+        task = asyncio.ensure_future(answer_commands(tmp_path / "absent", answer, LOG))
         await asyncio.sleep(0.1)
         assert not task.done()
         task.cancel()

@@ -12,7 +12,7 @@ import json
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from gpu_flows.analytics.facts import Forecast
 from gpu_flows.common.retry import Backoff
 from gpu_flows.dispatch.child_process import LONGEST_ANSWER, ChildFailed, ChildProcess, pack
 from gpu_flows.dispatch.spectator import Spectator
+from gpu_flows.forecasting.failures import Failures
 from gpu_flows.forecasting.messages import Decision, Message, Settings
 from gpu_flows.schedulers.engine import Engine
 from gpu_flows.schedulers.forecast.eta import Eta
@@ -68,7 +69,7 @@ class Forecaster(Spectator):
         self._durations, self._settings, self._on_observed = durations, settings, on_observed
         self._record: Callable[..., None] = record
         self._log, self._has_warned = log, False
-        self.outcome = Outcome()
+        self._failures, self._trouble = Failures(), ""
         self._process: ChildProcess | None = None
         self._writer: asyncio.StreamWriter | None = None  # None: nobody can be told
         self._forget()
@@ -81,7 +82,7 @@ class Forecaster(Spectator):
         self._was_skipped = False  # something may have changed that was not compared
         self._unseen = 0  # decisions of which the child has been told nothing
         self._compare_at = 0.0  # not before
-        self.outcome = Outcome()
+        self.outcome = Outcome(why=self._trouble)
 
     # -- for those who show forecasts ---------------------------------------------------------
 
@@ -128,6 +129,7 @@ class Forecaster(Spectator):
 
     def _send(self, changes: Changes, decision: Decision | None = None) -> None:
         settings = self._settings()
+        settings = replace(settings, no_forecast=self._failures.why_not(settings))
         is_same = settings == self._told
         moves = decision is not None and bool(decision.moved())
         if not changes and is_same and not moves:
@@ -154,8 +156,8 @@ class Forecaster(Spectator):
         self._was_skipped = True
 
     def _catch_up(self) -> None:
-        """Send what was not compared, if the child is free: at once, or when the time allows it. If it is not,
-        its answer leads here."""
+        """Send what was not compared, if the child is free: at once, or when the time allows it. If it is
+        not, its answer leads here."""
         if not (self._was_skipped and self._is_free()):
             return
         pause = self._compare_at - time.monotonic()
@@ -177,10 +179,11 @@ class Forecaster(Spectator):
         while True:
             while not self._is_leading():
                 await asyncio.sleep(LOOK_EVERY_S)
-            began = time.monotonic()
+            began, self._trouble = time.monotonic(), ""
             try:
                 await self._serve()
             except (ChildFailed, OSError, ValueError, KeyError, TypeError) as error:
+                self._failures.add(self._told, str(error))
                 self._warn(str(error))
             finally:
                 await self._close()
@@ -227,6 +230,8 @@ class Forecaster(Spectator):
         else:
             self._forecast = answer["forecast"]
             etas = {job_id: Eta(*times) for job_id, times in answer["etas"].items()}
+            if etas:
+                self._failures.forget()
             self.outcome = Outcome(etas, answer["heads"], answer["why"], self._clock())
             policy = self._told.policy if self._told else ""
             self._record(*_read_rows(answer["record"], self._pool, policy))
@@ -235,9 +240,10 @@ class Forecaster(Spectator):
         if not self._has_warned:
             self._has_warned = True
             self._log.warning("There are no forecasts until their process works again: %s.", why)
+        self._trouble = f"Their process does not work: {why}."
 
     async def _close(self) -> None:
-        self.outcome = Outcome()
+        self.outcome = Outcome(why=self._trouble)
         self.start_again()
         await asyncio.sleep(0)  # the event loop lets go of the connection before it is closed
         if self._process:

@@ -28,9 +28,7 @@ class NoAnswer(Exception):
     """No worker answers."""
 
 
-async def answer_commands(
-    folder: Path, answer: Answer, log: logging.Logger = logging.getLogger(__name__)
-) -> None:
+async def answer_commands(folder: Path, answer: Answer, log: logging.Logger) -> None:
     """Answer every question, until cancelled."""
     clients: set[asyncio.Task[None]] = set()
 
