@@ -31,8 +31,8 @@ class Failures:
         if self._count < MOST_FAILURES:
             return ""
         return (
-            f"The forecasts failed {self._count} times under policy {settings.policy!r}: {self._last}. Save the"
-            " GPU Scheduler block to try it again."
+            f"The forecasts failed {self._count} times under policy {settings.policy!r}: {self._last}."
+            " Save the GPU Scheduler block to try it again."
         )
 
     def _follow(self, settings: Settings) -> None:
