@@ -140,7 +140,7 @@ def answer_in_thread() -> None:
         job = Job("imagined", time.time(), 2, name="imagined", expected_s=900.0)
         return {"jobs": IMAGINED.dump_python([ImaginedJob(job, estimate(job))], mode="json")}
 
-    work = answer_commands(pool_folder(POOL), answer)
+    work = answer_commands(pool_folder(POOL), answer, logging.getLogger("answers"))
     threading.Thread(target=asyncio.run, args=(work,), daemon=True).start()
 
 

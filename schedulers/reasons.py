@@ -30,12 +30,11 @@ NEXT = 20  # places at the head of the queue for which reasons say what may happ
 
 
 NEVER_FITS, POLICY, CAPACITY, NOT_EVALUATED = "never_fits", "policy_or_quota", "capacity", "not_evaluated"
+_HELD_BY_SOMEONE = ("pool_limit", "queue_limit", "paused", "held", "dependency")
+HELD_BACK = {*_HELD_BY_SOMEONE, "predicting"}  # jobs that may not start yet: they have no place in the queue
 _CLASSES = {
     **dict.fromkeys(("impossible", "bad_request", "not_allowed"), NEVER_FITS),
-    **dict.fromkeys(
-        ("behind", "declined", "pool_limit", "queue_limit", "paused", "held", "dependency"), POLICY
-    ),
-    **dict.fromkeys(("suspended", "not_due"), POLICY),
+    **dict.fromkeys((*_HELD_BY_SOMEONE, "behind", "declined", "suspended", "not_due"), POLICY),
     **dict.fromkeys(("no_devices", "unhealthy", "fragmented", "capacity", "making_room"), CAPACITY),
 }
 

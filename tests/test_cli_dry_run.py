@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,10 +27,11 @@ from gpu_flows.schedulers.forecast.pool_state import PoolState
 from gpu_flows.schedulers.mirror import Held
 from gpu_flows.schedulers.model import NO_PROGRESS, Job
 from gpu_flows.schedulers.prediction.estimate import Estimate
-from gpu_flows.worker.command_socket import NoAnswer, answer_commands, ask_worker
+from gpu_flows.worker.command_socket import ANSWER_WITHIN_S, NoAnswer, answer_commands, ask_worker
 
 pytest_plugins = ["command_line.fixtures"]
 
+LOG = logging.getLogger("socket")
 READS = ("/deployments/filter", "/work_pools/gpu", "/flows/")
 
 
@@ -49,7 +52,7 @@ def answering(folder: Path, answer: Callable[[dict[str, Any]], dict[str, Any]]) 
     async def answer_soon(question: dict[str, Any]) -> dict[str, Any]:
         return answer(question)
 
-    task = loop.create_task(answer_commands(folder, answer_soon))
+    task = loop.create_task(answer_commands(folder, answer_soon, LOG))
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()
     while not (folder / "ask.sock").exists():
@@ -172,3 +175,43 @@ def test_a_pool_that_takes_too_long_to_simulate_is_given_up(
     answers = gpu_flows("submit", "--dry-run", "--json", "--array", "1-3", "--gpus", "2", "--", "true").json
     assert [each["no_forecast"] for each in answers] == [dry_run.TOO_FAR] * 3
     assert not any(each["eta"] for each in answers)
+
+
+def test_clients_that_ask_nothing_or_read_nothing_hold_up_neither_others_nor_the_end(tmp_path: Path) -> None:
+    async def answer(question: dict[str, Any]) -> dict[str, Any]:
+        return {"long": "x" * 5_000_000}
+
+    async def serve() -> float:
+        task = asyncio.ensure_future(answer_commands(tmp_path, answer, LOG))
+        while not (tmp_path / "ask.sock").exists():
+            await asyncio.sleep(0.01)
+        with ExitStack() as clients:
+            for question in (b"", b"{}\n", b"[" * 1_000_000 + b"\n", b"no JSON\n"):
+                client = clients.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+                client.connect(str(tmp_path / "ask.sock"))
+                client.setblocking(False)
+                await asyncio.get_running_loop().sock_sendall(client, question)
+            answered = await asyncio.to_thread(ask_worker, tmp_path, {})
+            assert len(answered["long"]) == 5_000_000
+            began = time.monotonic()
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            return time.monotonic() - began
+
+    assert asyncio.run(serve()) < ANSWER_WITHIN_S / 2, "it waits for no client"
+
+
+def test_a_folder_without_sockets_is_told_once_and_not_tried_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def answer(question: dict[str, Any]) -> dict[str, Any]:
+        return {}
+
+    async def serve() -> None:
+        task = asyncio.ensure_future(answer_commands(tmp_path / "absent", answer, LOG))
+        await asyncio.sleep(0.1)
+        assert not task.done()
+        task.cancel()
+
+    asyncio.run(serve())
+    assert caplog.text.count("cannot ask this worker") == 1

@@ -73,6 +73,16 @@ def test_why_tells_when_a_job_starts_what_it_waits_for_and_what_would_help(pool_
     assert "would start now on 1 GPU instead of 2" in shown
 
 
+def test_queue_and_why_say_why_nothing_is_forecast(pool_server: PoolServer) -> None:
+    why = f"Nothing is known about how long {HOSTILE_TEXT} takes."
+    write_status(waiting=[waiting_job(eta=None)], no_forecast=why)
+    assert "Nothing is known about how long" in (shown := gpu_flows("queue").out)
+    assert "\x1b" not in shown
+    assert gpu_flows("why", "patient", "--json").json["no_forecast"] == why
+    write_status(waiting=[waiting_job(eta=None)])
+    assert "No forecasts" not in gpu_flows("queue").out
+
+
 def test_why_is_honest_when_nothing_is_known_of_durations(pool_server: PoolServer) -> None:
     serve_pool(is_known=False)
     found = gpu_flows("why", "patient", "--json").json

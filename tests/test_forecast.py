@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import pairwise
+from statistics import mean
 
 import pytest
 
+from gpu_flows.schedulers import policy
 from gpu_flows.schedulers.cluster.spec import declare
 from gpu_flows.schedulers.forecast import alternatives
 from gpu_flows.schedulers.forecast.alternatives import (
+    _changes,
     find_alternatives,
     find_places,
     look_ahead,
@@ -21,6 +24,8 @@ from gpu_flows.schedulers.forecast.later_arrivals import draw_later
 from gpu_flows.schedulers.forecast.pool_state import Costs, PoolState
 from gpu_flows.schedulers.mirror import Held
 from gpu_flows.schedulers.model import NO_PROGRESS, Job, Progress
+from gpu_flows.schedulers.policies.fifo import Fifo
+from gpu_flows.schedulers.policy import PolicyError
 from gpu_flows.schedulers.prediction.estimate import Estimate
 from gpu_flows.schedulers.protection import Protection
 from gpu_flows.schedulers.simulation.simulator import Run, simulate
@@ -114,8 +119,8 @@ def test_a_waiting_job_has_started_when_it_is_launched() -> None:
 def test_continuing_from_any_moment_is_the_same_as_never_having_stopped() -> None:
     nodes = tuple(declare("2x4"))
     arrivals = [Arrival(Job(f"j{n}", float(3 * n), 1 + n % 4), 20.0 + 7 * (n % 5)) for n in range(60)]
-    for policy in ("fifo", "srtf", "conservative"):
-        state = PoolState("gpu", 0.0, policy, {}, nodes)
+    for name in ("fifo", "srtf", "conservative"):
+        state = PoolState("gpu", 0.0, name, {}, nodes)
         now = 90.0
         come = [arrival for arrival in arrivals if arrival.job.submitted <= now]
         before = simulate(come, nodes, state.make_policy())
@@ -158,7 +163,7 @@ def test_continuing_from_any_moment_is_the_same_as_never_having_stopped() -> Non
         alone = {job.arrival.job.id: job.ended for job in before.jobs}
         assert {job_id: run.result(job_id).ended for job_id in begun.jobs()} == pytest.approx(
             {job_id: alone[job_id] for job_id in begun.jobs()}
-        ), policy
+        ), name
 
 
 def test_what_a_job_waits_for_is_named() -> None:
@@ -173,6 +178,40 @@ def test_alternatives_are_the_changes_that_let_the_job_start_earlier() -> None:
     assert found == {"on 1 GPU instead of 2": 100.0}
     found = {each.label: each.start for each in find_alternatives(make_state(), "small", 210.0)}
     assert found["under sjf"] == 100.0
+
+
+def test_on_fewer_devices_only_what_is_left_of_a_stopped_job_takes_longer() -> None:
+    stopped = Progress(attempts=1, ran_s=30.0, work_s=30.0, stopped=90.0)
+    state = make_state(waiting=((Job("wide", 70.0, 2), stopped), waiting("after", 2, 80.0)), running=())
+    durations = {"wide": exactly(50), "after": exactly(1)}
+    changes = _changes(replace(state, durations=durations), "wide", ())
+    fewer = next(changed for kind, _, _, changed in changes if kind == "gpus")
+    outlook = look_ahead(fewer, "after")
+    assert outlook
+    assert outlook.start == pytest.approx(100 + 2 * 20)
+
+
+@pytest.mark.parametrize("draws", [3, 4])
+def test_few_simulations_tell_much_about_the_ninetieth_percentile(draws: int) -> None:
+    durations = {f"j{n}": Estimate(100, 200, "history") for n in range(40)}
+    jobs = tuple(Held(Job(name, 0.0), (FIRST,), 100.0, 1, NO_PROGRESS) for name in durations)
+    state = make_state(nodes=tuple(declare("1x40")), waiting=(), running=(), durations=durations)
+    state = replace(state, waiting=tuple((held.job, NO_PROGRESS) for held in jobs))
+    made = iter([False] * (draws - 1) + [True])
+    found = forecast(state, is_late=lambda: next(made)).values()
+    assert mean(eta.end_p50 for eta in found) == pytest.approx(200, rel=0.05)
+    assert mean(eta.end_p90 for eta in found) == pytest.approx(300, rel=0.1)
+
+
+def test_a_policy_of_another_package_runs_only_where_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Other(Fifo):
+        name = "other"
+
+    monkeypatch.setattr(policy, "policies", lambda: {"other": Other})
+    state = make_state(policy="other")
+    with pytest.raises(PolicyError, match="part of another package"):
+        forecast(state)
+    assert forecast(replace(state, runs_plugins=True)) == forecast(make_state())
 
 
 def test_a_higher_priority_is_tried_where_the_policy_uses_it() -> None:

@@ -7,6 +7,7 @@ import asyncio
 import logging
 import os
 import signal
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -49,6 +50,7 @@ async def forecast_pool(
         lambda *facts: pool.facts.extend(facts),
         logging.getLogger("forecasts"),
         clock=lambda: pool.runtime.now,
+        is_leading=lambda: pool.dispatcher.active,
     )
     pool.dispatcher.spectator = forecaster
     with mock.patch.multiple(module, RESTART=QUICK, HANGS_AFTER_S=hangs_after_s):
@@ -140,6 +142,55 @@ async def test_a_child_that_hangs_is_replaced_and_the_pool_goes_on(tmp_path: Pat
         await pool.wait_for_running("a", "b")
         assert await happens(lambda: not psutil.pid_exists(child.pid))
         assert await happens(lambda: forecaster.eta("d"))
+
+
+@in_event_loop
+async def test_a_child_that_hangs_with_much_to_read_leaves_nothing_in_the_event_loop(tmp_path: Path) -> None:
+    """What is left there of a closed connection disturbs the next one that gets its number."""
+    async with forecast_pool(tmp_path, hangs_after_s=6.0) as (pool, forecaster):
+        pool.submit("a", 1, expected_s=100.0)
+        assert await happens(lambda: forecaster.eta("a"))
+        (child,) = children()
+        child.suspend()
+        pool.submit("b", 1, expected_s=10.0, user="x" * 2_000_000)  # more than a socket takes
+        assert await happens(lambda: not psutil.pid_exists(child.pid))
+        first, second = socket.socketpair()
+        with first, second:
+            reader, writer = await asyncio.open_connection(sock=first)
+            second.sendall(b"hello\n")
+            assert await asyncio.wait_for(reader.readline(), 10) == b"hello\n"
+            writer.close()
+
+
+@in_event_loop
+async def test_a_worker_that_has_lost_its_lease_forecasts_no_more(tmp_path: Path) -> None:
+    async with forecast_pool(tmp_path) as (pool, forecaster):
+        pool.submit("a", 1, expected_s=100.0)
+        assert await happens(lambda: forecaster.eta("a"))
+        pool.dispatcher.active = False
+        assert await happens(lambda: not children())
+        assert forecaster.eta("a") is None
+        pool.dispatcher.active = True
+        assert await happens(lambda: forecaster.eta("a"))
+
+
+@in_event_loop
+async def test_a_plan_is_carried_out_although_the_forecaster_fails(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with forecast_pool(tmp_path) as (pool, forecaster):
+        pool.submit("a", 1, expected_s=100.0)
+        assert await happens(lambda: forecaster.eta("a"))
+        (child,) = children()
+        for name in ("before_plan", "after_plan"):
+            with mock.patch.object(forecaster, name, side_effect=ZeroDivisionError):
+                pool.submit(name, 1, expected_s=10.0)
+                await pool.wait_for(lambda name=name: name in pool.runtime.live or pool.waiting(), "a plan")  # type: ignore[misc]
+                await pool.settle()
+        assert set(pool.runtime.live) >= {"a", "before_plan"}
+        assert "What looks at the plans of pool 'pool' failed" in caplog.text
+        assert await happens(lambda: forecaster.eta("after_plan")), "with a new child"
+        assert child not in children()
 
 
 @in_event_loop

@@ -146,6 +146,20 @@ async def test_only_the_leader_writes(server: Artifacts) -> None:
 
 
 @in_event_loop
+async def test_a_lease_that_was_lost_after_the_last_status_counts(
+    server: Artifacts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(artifact_refresh, "RECORDED_AFTER_S", 0.0)
+    monkeypatch.setattr(artifact_refresh, "run_query", lambda *_: QueryResult(["policy"], [("fifo",)], False))
+    log = logging.getLogger("refresh")
+    artifacts = ArtifactRefresh(cast(PrefectClient, server), lambda: tmp_path, log, is_leading=lambda: False)
+    artifacts.show(status(waiting("a")))
+    await artifacts.write_round()
+    await artifacts.compare()
+    assert not server.requests
+
+
+@in_event_loop
 async def test_policies_are_compared_after_a_job_has_ended(
     server: Artifacts, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

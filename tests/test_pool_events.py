@@ -26,7 +26,7 @@ from gpu_flows.analytics.facts import (
 from gpu_flows.devices.base import Reading
 from gpu_flows.devices.idle_watch import IdleLimit, IdleWatch
 from gpu_flows.dispatch.dispatcher import DECIDES_AGAIN
-from gpu_flows.prefect_api.pool_events import MOST_CHARACTERS, NEWS_S, PoolEvents
+from gpu_flows.prefect_api.pool_events import MOST_CHARACTERS, MOST_RELATED, NEWS_S, PoolEvents
 from gpu_flows.schedulers.cluster.spec import build_nodes, parse_spec
 from gpu_flows.schedulers.engine import Engine
 from gpu_flows.schedulers.model import Job
@@ -143,6 +143,15 @@ def test_a_restarted_worker_repeats_no_event() -> None:
 def test_a_long_text_is_cut() -> None:
     (event,) = Sent().of(JobEnded(RUN, NOW, "refused", "x" * 100_000))
     assert len(event.payload["why"]) == MOST_CHARACTERS
+
+
+def test_the_event_of_a_job_with_a_huge_name_and_many_winners_is_small_enough() -> None:
+    sent, winners = Sent(), [f"6f1d0c4e-0000-4000-8000-{number:012}" for number in range(300)]
+    sent.of(*(submitted(id, "y" * 100_000) for id in (RUN, *winners)))
+    (event,) = sent.of(AttemptInterrupted(RUN, 1, NOW - 3, NOW, "preempted", "srtf", json.dumps(winners)))
+    assert len(event.related) == MOST_RELATED
+    texts = [*(name for _, _, name in related(event)), event.payload["job"], *event.payload["freed_for"]]
+    assert max(map(len, texts)) == MOST_CHARACTERS
 
 
 class HeldDevice:

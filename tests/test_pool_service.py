@@ -219,7 +219,7 @@ def test_a_failure_that_nobody_foresaw_is_survived(caplog: pytest.LogCaptureFixt
 
 def test_the_status_shows_whether_it_leads(home: Path) -> None:
     async def test(service: Service) -> None:
-        await service.service._publish()
+        await service.service._publishing.publish()
         assert stands_by("pool")
         assert read_status("pool") is None, "another worker knows the queue"
         service.lease.granted.put_nowait("1")
@@ -269,7 +269,7 @@ def test_a_folder_that_cannot_be_written_is_waited_for(
 def test_a_failure_to_begin_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     async def test(service: Service) -> None:
         failing = mock.AsyncMock(side_effect=OSError(28, "disk full"))
-        with mock.patch.object(service.service, "_publish", failing):
+        with mock.patch.object(service.service._publishing, "publish", failing):
             service.lease.granted.put_nowait("1")
             await service.until(lambda: "disk full" in caplog.text)
 

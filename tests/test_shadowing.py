@@ -26,6 +26,7 @@ from gpu_flows.forecasting.forecaster import Forecaster
 from gpu_flows.forecasting.messages import Settings
 from gpu_flows.forecasting.shadow_record import ShadowRecord
 from gpu_flows.forecasting.shadowing import DIED
+from gpu_flows.forecasting.state_file import read_state
 from gpu_flows.schedulers.forecast import shadows as pure
 from gpu_flows.schedulers.policies.fifo import Fifo
 from gpu_flows.schedulers.policy import State
@@ -41,13 +42,14 @@ class Shadowed:
     def __init__(self, folder: Path, shadows: Choices, cluster: str) -> None:
         self.pool = FakePool(folder, cluster)
         self.shadows, self.saves = shadows, 0
+        self.policy = self.pool.engine.policy.name  # that is simulated
         self.record = ShadowRecord("pool", self._keep, logging.getLogger("shadows"))
         self.forecaster = Forecaster(
             "pool",
             folder,
             self.pool.engine,
             lambda job: Estimate(job.expected_s, job.expected_s, "stated") if job.expected_s else None,
-            lambda: Settings(self.pool.engine.policy.name, shadows=self.shadows, saved=str(self.saves)),
+            lambda: Settings(self.policy, shadows=self.shadows, saved=str(self.saves)),
             self._keep,
             logging.getLogger("forecasts"),
             self.record.use,
@@ -194,3 +196,22 @@ def test_a_shadow_that_ends_the_process_is_not_asked_again_until_it_is_saved(tmp
     assert ask_in_process("1") == (3, "")
     assert ask_in_process("1") == (0, json.dumps([{"errors": {"deadly": DIED}}]) + "\n")
     assert ask_in_process("2") == (3, ""), "it was saved again"
+
+
+@in_event_loop
+async def test_a_policy_that_ends_the_process_when_it_is_simulated_stops_only_the_forecasts(
+    tmp_path: Path,
+) -> None:
+    async with shadowed_pool(tmp_path, {"sjf": {}}) as found:
+        found.pool.submit("running", 2, expected_s=100.0)
+        await found.pool.wait_for_running("running")
+        found.policy = "bad"
+        found.pool.submit("dies", 1, expected_s=100.0)
+        outcome = lambda: found.forecaster.outcome  # noqa: E731
+        assert await happens(lambda: "failed 3 times under policy 'bad'" in outcome().why)
+        assert "exit code 3" in outcome().why
+        await found.submit("next", 1, expected_s=100.0)
+        assert await happens(lambda: (state := read_state(tmp_path)) and len(state.jobs()) == 3)
+        assert await happens(lambda: found.plans() == {"sjf"}), "shadows go on"
+        found.save({"sjf": {}})
+        assert await happens(lambda: "failed 3 times" not in outcome().why), "it is tried again"

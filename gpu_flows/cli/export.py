@@ -15,7 +15,14 @@ from gpu_flows.analytics.export import export as write_files
 from gpu_flows.analytics.query_runner import QueryError
 from gpu_flows.cli import output
 from gpu_flows.cli.errors import BadInput, CommandError
-from gpu_flows.cli.options import DEFAULT_POOL, JsonOption, PoolOption, duration_option, examples
+from gpu_flows.cli.options import (
+    DEFAULT_POOL,
+    DatabaseOption,
+    JsonOption,
+    PoolOption,
+    duration_option,
+    examples,
+)
 from gpu_flows.cli.sql import find_warehouse
 
 
@@ -35,9 +42,7 @@ def export(
     ] = "",
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace files that exist.")] = False,
     as_json: JsonOption = False,
-    database: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="The DuckDB file; default: the pool's own.")
-    ] = None,
+    database: DatabaseOption = None,
     pool: PoolOption = DEFAULT_POOL,
 ) -> None:
     """Write every table of facts and the main views to a folder, one file each, also while jobs run.

@@ -6,6 +6,7 @@ import inspect
 import json
 from collections.abc import Callable, Iterable
 from dataclasses import MISSING, fields
+from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_type_hints
 
 import typer
@@ -19,6 +20,9 @@ T = TypeVar("T")
 PoolOption = Annotated[str, typer.Option("--pool", envvar="GPU_FLOWS_POOL", help="The work pool.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 WatchOption = Annotated[bool, typer.Option("--watch", "-w", help="Refresh every second until Ctrl-C.")]
+DatabaseOption = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="The DuckDB file; default: the pool's own.")
+]
 DEFAULT_POOL = "gpu"
 
 

@@ -18,7 +18,14 @@ from gpu_flows.cli import output
 from gpu_flows.cli.charts import require_charts
 from gpu_flows.cli.errors import BadInput, CommandError
 from gpu_flows.cli.escaping import escape
-from gpu_flows.cli.options import DEFAULT_POOL, JsonOption, PoolOption, duration_option, examples
+from gpu_flows.cli.options import (
+    DEFAULT_POOL,
+    DatabaseOption,
+    JsonOption,
+    PoolOption,
+    duration_option,
+    examples,
+)
 from gpu_flows.cli.sql import find_warehouse
 from gpu_flows.common.files import write_atomically
 
@@ -35,9 +42,7 @@ def report(
     since: Annotated[float, duration_option("How much of the history to show.", "7d")] = 7 * 86_400.0,
     out: Annotated[Path, typer.Option(metavar="FILE", help="Where the report goes.")] = Path("report.html"),
     open_it: Annotated[bool, typer.Option("--open", help="Open it in the browser.")] = False,
-    database: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="The DuckDB file; default: the pool's own.")
-    ] = None,
+    database: DatabaseOption = None,
     pool: PoolOption = DEFAULT_POOL,
     as_json: JsonOption = False,
 ) -> None:

@@ -19,6 +19,7 @@ from gpu_flows.cli.errors import BadInput, CommandError
 from gpu_flows.cli.escaping import escape
 from gpu_flows.cli.options import (
     DEFAULT_POOL,
+    DatabaseOption,
     JsonOption,
     PoolOption,
     examples,
@@ -65,9 +66,7 @@ def sql(
     memory: Annotated[
         int, typer.Option(min=64, metavar="MB", help="Memory limit of the query, in MB.")
     ] = 1024,
-    database: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="The DuckDB file; default: the pool's own.")
-    ] = None,
+    database: DatabaseOption = None,
     pool: PoolOption = DEFAULT_POOL,
 ) -> None:
     """Run one query on the warehouse, also while jobs run.

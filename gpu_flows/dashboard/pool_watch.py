@@ -9,8 +9,9 @@ from typing import Any
 
 from gpu_flows.common.quantities import format_duration
 from gpu_flows.config.paths import pool_folder
+from gpu_flows.schedulers.reasons import HELD_BACK
 from gpu_flows.worker.status import Status, read_last_status, status_path
-from gpu_flows.worker.status_text import HELD_BACK, LATE_S
+from gpu_flows.worker.status_text import LATE_S
 
 AGE_STEP_S = 5.0  # how often the age of an old status is shown anew
 

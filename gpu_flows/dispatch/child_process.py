@@ -56,10 +56,6 @@ class ChildProcess:
     def connection(self) -> socket.socket:
         return self._connection
 
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
     def fileno(self) -> int:
         return self._connection.fileno()
 

@@ -281,12 +281,11 @@ class Dispatcher:
         if not self.active:
             return
         planned, error_before = self._clock(), self.engine.policy_error
-        self.spectator.before_plan(planned)
+        self._show(lambda spectator: spectator.before_plan(planned))
         waiting, began = self.engine.waiting_count, time.perf_counter()
         with self._mark:
             actions = self.engine.tick(planned)
         took_us = (time.perf_counter() - began) * 1e6
-        self.spectator.after_plan(self.engine.active_policy.name, actions, planned, took_us)
         error = self.engine.policy_error if self.engine.policy_error != error_before else ""
         if error:
             self._log.error("Policy %r failed; FIFO replaces it: %s", self.engine.policy.name, error)
@@ -304,10 +303,20 @@ class Dispatcher:
             policy = self.engine.active_policy.name
             self._record(Offered.of(offer, offer.job.id, self.pool, policy, planned))
         self._carry_out(actions, starts, planned)
+        decided_by = self.engine.active_policy.name
+        self._show(lambda spectator: spectator.after_plan(decided_by, actions, planned, took_us))
         self.changed.set()
         if self.engine.wake_at is not None:
             delay = max(0.0, self.engine.wake_at - self._clock())
             self._alarm = asyncio.get_running_loop().call_later(delay, self.wake)
+
+    def _show(self, see: Callable[[Spectator], None]) -> None:
+        """Let the spectator see something. If it fails, the pool goes on."""
+        try:
+            see(self.spectator)
+        except Exception:
+            self._log.exception("What looks at the plans of pool %r failed.", self.pool)
+            self.spectator.start_again()
 
     def _carry_out(self, actions: list[Action], starts: list[Start], planned: float) -> None:
         policy = self.engine.active_policy.name

@@ -46,6 +46,7 @@ FORECAST_S = 1.0  # for the simulations of one forecast
 GIVE_UP_S = 5.0  # a simulation that takes longer is not completed
 ALTERNATIVES_S = 0.5
 LOOKED_AT = 5  # jobs at the head of the queue for which alternatives are tried
+MOST_TOLD = 2000  # waiting jobs of which the worker is told; it lists no more
 MOST_RECENT = 200  # jobs that came last, from which it is drawn what may come
 WRITE_EVERY_S = 0.2
 AGAIN_AFTER_S = 10.0  # while jobs are there, forecasts are renewed although nothing has changed
@@ -162,7 +163,9 @@ class ForecastChild:
 
     def _forecast(self) -> None:
         began = time.monotonic()
-        state, number, self._is_due = self._capture(), self._number, False
+        number, self._is_due = self._number, False
+        why_not = self._settings.no_forecast
+        state = replace(self._capture(), runs_plugins=not why_not)  # the worker survives this process
         answer: dict[str, Any] = {"forecast": number, "etas": {}, "heads": {}, "record": [], "why": ""}
 
         def follow() -> bool:
@@ -177,11 +180,12 @@ class ForecastChild:
             return time.monotonic() >= began + GIVE_UP_S
 
         try:
+            if why_not:
+                raise PolicyError(why_not)
             etas = forecast(state, is_late=is_late, is_hopeless=is_hopeless)
-            answer["etas"] = {
-                job_id: [round(time_, 2) for time_ in astuple(eta)] for job_id, eta in etas.items()
-            }
-            answer["record"] = self._thinning.choose(etas, {each.job.id for each in state.running}, state.now)
+            running = {each.job.id for each in state.running}
+            answer["etas"] = _list_first(etas, running)
+            answer["record"] = self._thinning.choose(etas, running, state.now)
             answer["heads"] = self._look_at_heads(state, etas)
         except (UnknownDurations, PolicyError) as error:
             answer["why"] = str(error)
@@ -205,8 +209,11 @@ class ForecastChild:
         return heads
 
 
-def _round(eta: Eta) -> list[float]:
-    return [round(each, 2) for each in astuple(eta)]
+def _list_first(etas: dict[str, Eta], running: set[str]) -> dict[str, list[float]]:
+    """Return the forecasts of the running jobs and of those that start first, as they are sent."""
+    waiting = sorted((job_id for job_id in etas if job_id not in running), key=lambda id: etas[id].start_p50)
+    chosen = [*(job_id for job_id in etas if job_id in running), *waiting[:MOST_TOLD]]
+    return {job_id: [round(each, 2) for each in astuple(etas[job_id])] for job_id in chosen}
 
 
 def make_moves(engine: Engine, decision: Decision, now: float) -> None:

@@ -12,7 +12,7 @@ import json
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from gpu_flows.analytics.facts import Forecast
 from gpu_flows.common.retry import Backoff
 from gpu_flows.dispatch.child_process import LONGEST_ANSWER, ChildFailed, ChildProcess, pack
 from gpu_flows.dispatch.spectator import Spectator
+from gpu_flows.forecasting.failures import Failures
 from gpu_flows.forecasting.messages import Decision, Message, Settings
 from gpu_flows.schedulers.engine import Engine
 from gpu_flows.schedulers.forecast.eta import Eta
@@ -28,6 +29,7 @@ from gpu_flows.schedulers.model import Action, Job
 from gpu_flows.schedulers.prediction.estimate import Estimate
 
 HANGS_AFTER_S = 30.0  # without an answer to a message
+LOOK_EVERY_S = 1.0  # whether this worker leads, and whether the child hangs
 RESTART = Backoff(first_s=1.0, factor=2.0, most_s=60.0)
 STABLE_AFTER_S = 120.0  # a child that served so long has no old failures
 COMPARE_PAUSE = 20.0  # after a comparison, pause for this multiple of its duration
@@ -47,7 +49,7 @@ class Outcome:
 
 
 class Forecaster(Spectator):
-    """Forecasts one pool. Without a running `keep_forecasting`, it does nothing."""
+    """Forecasts one pool, while `is_leading`. Without a running `keep_forecasting`, it does nothing."""
 
     def __init__(
         self,
@@ -60,28 +62,27 @@ class Forecaster(Spectator):
         log: logging.Logger,
         on_observed: OnObserved = lambda told: None,
         clock: Callable[[], float] = time.time,
+        is_leading: Callable[[], bool] = lambda: True,
     ) -> None:
         self._pool, self._folder, self._engine, self._clock = pool, folder, engine, clock
+        self._is_leading = is_leading
         self._durations, self._settings, self._on_observed = durations, settings, on_observed
         self._record: Callable[..., None] = record
         self._log, self._has_warned = log, False
-        self.outcome = Outcome()
-        self.changed = asyncio.Event()  # set after each forecast
-        self.comparing_s = 0.0  # the time that the event loop has spent on comparisons
+        self._failures, self._trouble = Failures(), ""
         self._process: ChildProcess | None = None
         self._writer: asyncio.StreamWriter | None = None  # None: nobody can be told
         self._forget()
 
     def _forget(self) -> None:
-        self._original, self._told = Original(), None
+        self._original = Original()
+        self._told: Settings | None = None
         self._number = self._done = self._forecast = self._newest = 0
         self._captured: Changes | None = None  # before the plan that is being made
         self._was_skipped = False  # something may have changed that was not compared
         self._unseen = 0  # decisions of which the child has been told nothing
         self._compare_at = 0.0  # not before
-        self.outcome = Outcome()
-
-    _told: Settings | None
+        self.outcome = Outcome(why=self._trouble)
 
     # -- for those who show forecasts ---------------------------------------------------------
 
@@ -123,12 +124,12 @@ class Forecaster(Spectator):
         began = time.monotonic()
         changes, self._was_skipped = self._original.changes(self._engine.look(now)), False
         ended = time.monotonic()
-        self.comparing_s += ended - began
         self._compare_at = ended + COMPARE_PAUSE * (ended - began)
         return changes
 
     def _send(self, changes: Changes, decision: Decision | None = None) -> None:
         settings = self._settings()
+        settings = replace(settings, no_forecast=self._failures.why_not(settings))
         is_same = settings == self._told
         moves = decision is not None and bool(decision.moved())
         if not changes and is_same and not moves:
@@ -167,22 +168,31 @@ class Forecaster(Spectator):
 
     # -- the child ----------------------------------------------------------------------------
 
+    def start_again(self) -> None:
+        """Replace the child."""
+        if self._writer:
+            self._writer.transport.abort()
+            self._writer = None
+
     async def keep_forecasting(self) -> None:
         pauses = RESTART.pauses()
         while True:
-            began = time.monotonic()
+            while not self._is_leading():
+                await asyncio.sleep(LOOK_EVERY_S)
+            began, self._trouble = time.monotonic(), ""
             try:
                 await self._serve()
             except (ChildFailed, OSError, ValueError, KeyError, TypeError) as error:
+                self._failures.add(self._told, str(error))
                 self._warn(str(error))
             finally:
-                self._close()
+                await self._close()
             if time.monotonic() - began > STABLE_AFTER_S:
                 pauses, self._has_warned = RESTART.pauses(), False
             await asyncio.sleep(next(pauses))
 
     async def _serve(self) -> None:
-        """Start a child, and read its answers until it fails."""
+        """Start a child, and read its answers until it fails, or until this worker leads no more."""
         self._forget()
         arguments = "gpu_flows.forecasting.child", self._pool, str(self._folder)
         self._process = await asyncio.to_thread(ChildProcess, *arguments)
@@ -190,17 +200,26 @@ class Forecaster(Spectator):
             sock=self._process.connection, limit=LONGEST_ANSWER
         )
         self._send(self._compare(self._clock()))
-        while True:
+        heard = time.monotonic()
+        while self._is_leading():
             try:
-                async with asyncio.timeout(HANGS_AFTER_S):  # wait_for may lose a cancellation
+                async with asyncio.timeout(LOOK_EVERY_S):  # wait_for may lose a cancellation
                     line = await reader.readline()
             except TimeoutError:
-                if self._done < self._number or self._forecast < self._newest:
+                if not self._is_owed():
+                    heard = time.monotonic()
+                elif time.monotonic() - heard > HANGS_AFTER_S:
                     raise ChildFailed(f"its process did not answer for {HANGS_AFTER_S:g} s") from None
                 continue
             if not line:
                 raise ChildFailed(await asyncio.to_thread(self._process.describe_end) or "its process closed")
-            self._use(json.loads(line))
+            heard = time.monotonic()
+            if self._is_leading():
+                self._use(json.loads(line))
+
+    def _is_owed(self) -> bool:
+        """Return whether the child has to answer."""
+        return self._done < self._number or self._forecast < self._newest
 
     def _use(self, answer: dict[str, Any]) -> None:
         if "done" in answer:
@@ -211,24 +230,25 @@ class Forecaster(Spectator):
         else:
             self._forecast = answer["forecast"]
             etas = {job_id: Eta(*times) for job_id, times in answer["etas"].items()}
+            if etas:
+                self._failures.forget()
             self.outcome = Outcome(etas, answer["heads"], answer["why"], self._clock())
             policy = self._told.policy if self._told else ""
             self._record(*_read_rows(answer["record"], self._pool, policy))
-            self.changed.set()
 
     def _warn(self, why: str) -> None:
         if not self._has_warned:
             self._has_warned = True
             self._log.warning("There are no forecasts until their process works again: %s.", why)
+        self._trouble = f"Their process does not work: {why}."
 
-    def _close(self) -> None:
-        if self._writer:
-            self._writer.close()
-            self._writer = None
+    async def _close(self) -> None:
+        self.outcome = Outcome(why=self._trouble)
+        self.start_again()
+        await asyncio.sleep(0)  # the event loop lets go of the connection before it is closed
         if self._process:
-            self._process.close()
-            self._process = None
-        self.outcome = Outcome()
+            process, self._process = self._process, None
+            await asyncio.to_thread(process.close)
 
 
 def _touches_cluster(changes: Changes) -> bool:

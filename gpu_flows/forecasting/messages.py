@@ -23,6 +23,7 @@ class Settings:
     typical: Estimate | None = None  # the duration of a job of which nothing is known
     shadows: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # the options of each, by name
     saved: str = ""  # when the block was saved that names them
+    no_forecast: str = ""  # why this policy is not to be simulated
     past: int = 0  # another number: the durations of all jobs may be other ones
 
 

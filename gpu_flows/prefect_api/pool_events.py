@@ -34,7 +34,8 @@ from gpu_flows.schedulers.model import Job
 
 NEWS_S = 60.0  # facts older than this are repeated by a restarted worker, or were found too late to react to
 MOST_REMEMBERED = 10_000  # jobs whose names are known
-MOST_CHARACTERS = 1000  # of a text in a payload
+MOST_CHARACTERS = 1000  # of a text in an event; Prefect refuses events that are too large
+MOST_RELATED = 100  # resources of an event; Prefect drops events with more
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +60,7 @@ class KnownJobs:
     def add(self, job: JobSubmitted) -> None:
         if len(self.names) >= MOST_REMEMBERED:
             del self.names[next(iter(self.names))]
-        self.names[job.job_id] = {"job": job.name, "user": job.user_name, "gpus": job.gpus}
+        self.names[job.job_id] = {"job": _clip(job.name), "user": job.user_name, "gpus": job.gpus}
 
     def describe(self, job_id: str) -> dict[str, Any]:
         if job_id in self.names:
@@ -107,13 +108,13 @@ class PoolEvents:
         related += [_relate("flow-run", f"prefect.flow-run.{id}", self._jobs.name(id)) for id in event.jobs]
         resource = self._resource
         if event.device:
-            related.append({**resource, "prefect.resource.role": "gpu-pool"})
+            related.insert(0, {**resource, "prefect.resource.role": "gpu-pool"})
             resource = _name(f"gpu-flows.device.{event.device}", event.device)
         self._emit(
             event.name,
             resource=resource,
-            related=related,
-            payload={"pool": self._pool, **_clip(event.payload)},
+            related=related[:MOST_RELATED],
+            payload=_clip({"pool": self._pool, **event.payload}),
             occurred=datetime.fromtimestamp(event.at, UTC),
             # The server stores an event once, also if a restarted worker sends it again.
             id=uuid5(NAMESPACE_OID, f"{self._pool} {event.name} {event.at} {event.device} {event.jobs}"),
@@ -191,14 +192,20 @@ def _describe_swap(swap: Swapped) -> PoolEvent:
 
 
 def _name(id: str, name: str) -> dict[str, str]:
-    return {"prefect.resource.id": id, "prefect.resource.name": name}
+    return {"prefect.resource.id": id, "prefect.resource.name": _clip(name)}
 
 
 def _relate(role: str, id: str, name: str) -> dict[str, str]:
     return {**_name(id, name), "prefect.resource.role": role}
 
 
-def _clip(payload: dict[str, Any]) -> dict[str, Any]:
-    return {
-        key: value[:MOST_CHARACTERS] if isinstance(value, str) else value for key, value in payload.items()
-    }
+def _clip(value: Any) -> Any:
+    """Return the same value with every text in it cut."""
+    match value:
+        case str():
+            return value[:MOST_CHARACTERS]
+        case list():
+            return [_clip(each) for each in value]
+        case dict():
+            return {key: _clip(each) for key, each in value.items()}
+    return value

@@ -54,11 +54,16 @@ class Pacer:
 
 
 class ArtifactRefresh:
-    """`find_database` returns the warehouse, if there is one yet."""
+    """`find_database` returns the warehouse, if there is one yet. Only a worker that is leading writes."""
 
     def __init__(
-        self, client: PrefectClient, find_database: Callable[[], Path | None], log: logging.Logger
+        self,
+        client: PrefectClient,
+        find_database: Callable[[], Path | None],
+        log: logging.Logger,
+        is_leading: Callable[[], bool] = lambda: True,
     ) -> None:
+        self._is_leading = is_leading
         self._artifacts, self._find_database, self._log = TableArtifacts(client), find_database, log
         self._pacer = Pacer()
         self._status: Status | None = None
@@ -82,8 +87,11 @@ class ArtifactRefresh:
             self._pacer.forget()
             self._compared = None
             return
-        for table in self._pacer.find_due(make_tables(status)):
+        for table in await asyncio.to_thread(self._find_due, status):  # with a long queue it takes a while
             self._pacer.note(table, await self._write(status.pool, table))
+
+    def _find_due(self, status: Status) -> list[Table]:
+        return list(self._pacer.find_due(make_tables(status)))
 
     async def compare(self) -> None:
         """Compare the policies again when one was swapped, or when a job has ended."""
@@ -104,6 +112,8 @@ class ArtifactRefresh:
         self._next_comparison = began + max(COMPARE_S, PAUSE_FACTOR * took)
 
     async def _write(self, pool: str, table: Table) -> bool:
+        if not self._is_leading():  # the lease was lost after this status
+            return False
         try:
             await self._artifacts.write(key_of(table.kind, pool), table.description, table.rows)
         except (httpx.HTTPError, PrefectException) as error:

@@ -13,8 +13,7 @@ import logging
 import os
 import time
 from collections.abc import Callable
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from uuid import UUID
 
 import httpx
@@ -24,7 +23,6 @@ from prefect.events import Event
 from prefect.exceptions import PrefectException
 
 from gpu_flows.analytics.facts import DeviceEvent
-from gpu_flows.analytics.recorder import Recorder
 from gpu_flows.blocks import GpuCluster
 from gpu_flows.common.retry import retry
 from gpu_flows.config.block_follower import BlockFollower
@@ -32,16 +30,13 @@ from gpu_flows.config.paths import END_WITH_WORKER, pool_folder
 from gpu_flows.config.pool_blocks import BlockNames
 from gpu_flows.devices.base import Reading
 from gpu_flows.devices.claims import claims_of
-from gpu_flows.devices.idle_watch import IdleLimit, IdleWatch
+from gpu_flows.devices.idle_watch import IdleLimit
 from gpu_flows.devices.memory_peaks import MemoryPeaks
 from gpu_flows.dispatch.dispatcher import Dispatcher
 from gpu_flows.dispatch.job_store import JobStore
-from gpu_flows.forecasting.shadow_record import ShadowRecord
 from gpu_flows.prefect_api.claims import place_of
 from gpu_flows.prefect_api.due_jobs import DueJobs
-from gpu_flows.prefect_api.imagined_jobs import ImaginedJobs
 from gpu_flows.prefect_api.launch_builder import LaunchBuilder
-from gpu_flows.prefect_api.pool_events import PoolEvents
 from gpu_flows.prefect_api.prefect_gateway import PrefectGateway
 from gpu_flows.prefect_api.run_edits import RUN_EDITED
 from gpu_flows.prefect_api.run_logs import RunLogs
@@ -58,25 +53,21 @@ from gpu_flows.schedulers.engine import Engine
 from gpu_flows.schedulers.policies.fifo import Fifo
 from gpu_flows.schedulers.prediction.options import PredictionOptions
 from gpu_flows.schedulers.protection import Protection
-from gpu_flows.worker.artifact_refresh import ArtifactRefresh
 from gpu_flows.worker.background_tasks import BackgroundTasks
-from gpu_flows.worker.command_socket import answer_commands
 from gpu_flows.worker.events import subscribe
 from gpu_flows.worker.folder_lock import FolderLock
-from gpu_flows.worker.forecast_setup import Basis, open_forecaster
-from gpu_flows.worker.foreseen_jobs import ForeseenJobs
-from gpu_flows.worker.housekeeping import after_changes, keep_tidy
+from gpu_flows.worker.housekeeping import keep_tidy
 from gpu_flows.worker.leadership import RETRY, Leadership
 from gpu_flows.worker.lease import PoolLease
 from gpu_flows.worker.machines import Machines
 from gpu_flows.worker.missed_ends import record_missed_ends
 from gpu_flows.worker.other_runs import OtherRuns
+from gpu_flows.worker.pool_forecasts import PoolForecasts
 from gpu_flows.worker.prediction_setup import keep_predictors, learn_end, open_prediction
 from gpu_flows.worker.progress_watch import ProgressWatch
+from gpu_flows.worker.publishing import Publishing
 from gpu_flows.worker.queue_sync import POOL_EVENTS, RUN_EVENTS, QueueSync
-from gpu_flows.worker.recording import find_warehouse, open_recorder
-from gpu_flows.worker.status import Status, write_status
-from gpu_flows.worker.status_builder import build_status
+from gpu_flows.worker.recording import PoolRecord, find_warehouse
 
 if TYPE_CHECKING:
     from gpu_flows.runtimes.docker.runtime import DockerRuntime
@@ -92,7 +83,6 @@ class PoolService:
         self._client, self._identity, self._log = client, identity, log
         self.folder = pool_folder(pool.name)
         self._tasks = BackgroundTasks(log)
-        self._recorder: Recorder | None = None
         self._poll_timer: asyncio.TimerHandle | None = None
         self._next_poll, self._is_prepared = 0.0, False
         self.job_store, self._attempt_store = JobStore(self.folder), AttemptStore(self.folder)
@@ -101,9 +91,9 @@ class PoolService:
         place, name = place_of(self.folder), lambda: identity()[0]
         self._machines = Machines(client, pool.name, place, name)
         self.engine = Engine((), Fifo(), can_preempt=True, protection=Protection())
-        self._events = PoolEvents(pool, lambda job_id: self.dispatcher.find_executing(job_id))
-        self._idle_watch = IdleWatch(self.engine)
-        self._artifacts = ArtifactRefresh(client, self._find_database, log)
+        self._history = PoolRecord(
+            pool, self.engine, lambda job_id: self.dispatcher.find_executing(job_id), log
+        )
         self.containers, self._processes = self._open_containers(pool.id), self._open_processes()
         self.runtime = RuntimeRouter({"process": self._processes, "docker": self.containers})
         self.due_jobs = DueJobs(client, pool, queues)
@@ -114,38 +104,38 @@ class PoolService:
         self.prediction = self.due_jobs.prediction = open_prediction(
             self.engine,
             self.job_store,
-            self._record,
+            self._history.add,
             self._worker_log.write,
             lambda job_ids: self._queue_sync.on_predicted(job_ids),
             log,
         )
-        self._forecasts = Basis(
-            pool.name,
+        self.forecasts = PoolForecasts(
+            client,
+            self.folder,
             self.engine,
             self.prediction,
-            lambda job_id: self._progress.describe(job_id),
-            lambda: self._blocks,
-            self._find_database,
-            log,
+            self.due_jobs,
+            self._history,
+            describe_progress=lambda job_id: self._progress.describe(job_id),
+            choices=lambda: self._blocks,
+            is_leading=lambda: self.dispatcher.active,
+            log=log,
         )
-        self.shadows = ShadowRecord(pool.name, self._record, log)
-        self.forecaster = open_forecaster(self._forecasts, self.folder, self._record, self.shadows)
-        self._imagined = ImaginedJobs(client, self.due_jobs, self.prediction, self._forecasts.correct)
         self.dispatcher = Dispatcher(
             pool.name,
             self.engine,
             self.runtime,
             self.gateway,
             self.job_store,
-            self._record,
+            self._history.add,
             log,
             on_finished=lambda job: self._queue_sync.on_finished(job),
             on_adopted=lambda job: self._other_runs.release(job.id),
-            flush=self._flush,
+            flush=self._history.flush,
             lease=self._lease,
             take_peaks=self._memory_peaks.take,
             on_attempt_end=lambda ended: learn_end(self.prediction, ended),
-            spectator=self.forecaster,
+            spectator=self.forecasts.forecaster,
         )
         self._leadership = Leadership(
             self._lease, self.dispatcher, lambda: self._take_over(), self._begin, self._tasks, log
@@ -158,7 +148,7 @@ class PoolService:
             self.states,
             self.gateway,
             self.dispatcher,
-            self._record,
+            self._history.add,
             self._tasks,
             self._poll_after,
             self._other_runs,
@@ -169,7 +159,7 @@ class PoolService:
             self.dispatcher,
             self.containers,
             self._use_cluster,
-            self._record,
+            self._history.add,
             log,
             self._use_prediction,
             self._on_readings,
@@ -179,12 +169,24 @@ class PoolService:
             self.dispatcher,
             self.runtime.read_output,
             self.due_jobs.parameters,
-            self._record,
+            self._history.add,
             self.prediction.predict_longer,
         )
-        find_eta = self.forecaster.eta
-        self._waiting_notes = WaitingNotes(ForeseenJobs(self._queue_sync, find_eta), self.states)
-        self._waiting_log = WaitingLog(ForeseenJobs(self._queue_sync, find_eta), self._worker_log)
+        self._waiting_notes = WaitingNotes(self.forecasts.foresee(self._queue_sync), self.states)
+        self._waiting_log = WaitingLog(self.forecasts.foresee(self._queue_sync), self._worker_log)
+        self._publishing = Publishing(
+            client,
+            self.pool.name,
+            name,
+            self.dispatcher,
+            self._queue_sync,
+            self._blocks,
+            self.prediction,
+            self._progress,
+            self.forecasts,
+            self._history,
+            log,
+        )
 
     @property
     def pool(self) -> WorkPool:
@@ -226,10 +228,10 @@ class PoolService:
     async def _prepare(self) -> None:
         """Do what does not need the lease: record, and watch the processes of this machine."""
         await self._machines.sign()
-        if self._recorder is None:
+        if not self._history.is_open:
             warehouse = await find_warehouse(self._client, BlockNames.of(self.pool).warehouse, self._log)
             self._blocks.sample_s = warehouse.sample_seconds
-            self._recorder = await open_recorder(warehouse, self.folder / "spool")
+            await self._history.open(warehouse, self.folder / "spool")
         if not self._is_prepared:
             await asyncio.to_thread(self.job_store.load)
             await asyncio.to_thread(self._attempt_store.count_attempts)
@@ -249,7 +251,7 @@ class PoolService:
         """Do what follows when the dispatcher has begun to act."""
         self._poll_soon()
         self._tasks.start(retry_until_answered(self._record_missed_ends))
-        await self._publish()  # the command line can read the status as soon as the pool is served
+        await self._publishing.publish()  # the command line can read the status as soon as the pool is served
         cluster, policy = self.engine.cluster, self.engine.policy.name
         size = f"{len(cluster.devices)} devices on {len(cluster.nodes)} nodes"
         self._log.info("Serving pool %r with policy %r: %s.", self.pool.name, policy, size)
@@ -267,15 +269,15 @@ class PoolService:
         keep("Logging why runs wait", self._waiting_log.keep_writing)
         keep(
             "Loading predictors",
-            lambda: keep_predictors(self.prediction, self.engine.set_slowdown, self._find_database, log),
+            lambda: keep_predictors(
+                self.prediction, self.engine.set_slowdown, self._history.find_database, log
+            ),
         )
-        keep("Forecasting", self.forecaster.keep_forecasting)
-        keep("Reading the past for forecasts", self._forecasts.keep_reading)
-        keep("Answering commands", lambda: answer_commands(self.folder, self._imagined.answer))
+        self.forecasts.start(keep)
         keep("Sending logs", self._worker_log.keep_sending)
         keep("Following the progress of jobs", self._progress.keep_watching)
-        keep("Writing the status", self._keep_publishing)
-        keep("Writing the artifacts", self._artifacts.keep_writing)
+        keep("Writing the status", self._publishing.keep_publishing)
+        keep("Writing the artifacts", self._publishing.artifacts.keep_writing)
         keep("Removing old files", lambda: keep_tidy(*stores, lambda: self.dispatcher.active))
 
     async def close(self) -> None:
@@ -286,15 +288,14 @@ class PoolService:
         await self._tasks.close()
         await self._worker_log.close()
         if self._is_prepared:
-            await self._publish()  # that it no longer serves the pool
+            await self._publishing.publish()  # that it no longer serves the pool
         if self._poll_timer:
             self._poll_timer.cancel()
         await self._blocks.close()
         await self.prediction.close()
         await self.containers.close()
         await self._processes.close()
-        if self._recorder:
-            await asyncio.to_thread(self._recorder.close)
+        await self._history.close()
         await self._lease.release()
         self._folder_lock.release()
 
@@ -357,11 +358,11 @@ class PoolService:
     def _use_cluster(self, cluster: GpuCluster) -> None:
         """Check containers against the rules and hosts of this cluster block from now on."""
         self.due_jobs.cluster = cluster
-        self._idle_watch.limit = IdleLimit(cluster.idle_percent, cluster.idle_minutes)
+        self._history.use_limit(IdleLimit(cluster.idle_percent, cluster.idle_minutes))
 
     def _on_readings(self, readings: list[Reading]) -> None:
         self._memory_peaks.add(readings)
-        self._events.add_use(self._idle_watch.add(time.time(), readings))
+        self._history.add_readings(readings)
 
     def _find_holders(self, device_id: str) -> dict[str, int]:
         state = self.engine.cluster.devices.get(device_id)
@@ -384,49 +385,12 @@ class PoolService:
                 self.engine.set_node(node, not why_not, why_not)
                 kind, now = ("gone" if trouble else "healthy"), time.time()
                 devices = (state.device for state in nodes[node].devices)
-                self._record(*(DeviceEvent(now, d.id, d.node, kind, trouble) for d in devices))
+                self._history.add(*(DeviceEvent(now, d.id, d.node, kind, trouble) for d in devices))
         self.dispatcher.wake()
 
-    # -- status and history -------------------------------------------------------------------
-
-    async def _keep_publishing(self) -> None:
-        async for _ in after_changes(self.dispatcher.changed):
-            await self._publish()
-
-    async def _publish(self) -> None:
-        name, trouble = self._identity()[0], self._recorder.trouble if self._recorder else ""
-        if self.dispatcher.active:
-            status = build_status(
-                self.pool.name,
-                name,
-                self.dispatcher,
-                self._queue_sync,
-                self._blocks,
-                trouble,
-                self.prediction.describe,
-                self._progress.describe,
-                self.forecaster.describe,
-                self.shadows.describe,
-            )
-        else:
-            status = Status(self.pool.name, name, time.time(), {}, [], [], [], leads=False)
-        self._artifacts.show(status)
-        await asyncio.to_thread(write_status, status)
-
-    def _record(self, *facts: Any) -> None:
-        self._events.add(facts)
-        if self._recorder:
-            self._recorder.write(*facts)
-
     async def _record_missed_ends(self) -> None:
-        if self._recorder:
-            database, runs = self._recorder.database, self.due_jobs.runs
-            is_executing = self.dispatcher.is_executing
-            await record_missed_ends(database, self.pool.name, runs, is_executing, self._record, self._log)
-
-    def _find_database(self) -> Path | None:
-        return self._recorder.database if self._recorder else None
-
-    def _flush(self) -> None:
-        if self._recorder:
-            self._recorder.flush()
+        if database := self._history.find_database():
+            runs, is_executing = self.due_jobs.runs, self.dispatcher.is_executing
+            await record_missed_ends(
+                database, self.pool.name, runs, is_executing, self._history.add, self._log
+            )

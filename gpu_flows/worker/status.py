@@ -42,6 +42,7 @@ class Status:
     devices: list[dict[str, Any]]
     cluster_trouble: str = ""  # why devices are unknown
     recorder_trouble: str = ""  # why facts do not reach the warehouse
+    no_forecast: str = ""  # why nothing is forecast
     leads: bool = True  # False: it stands by, and another worker serves the pool
     # A WaitingCount of all waiting jobs, if not all of them are listed.
     whole: dict[str, Any] = field(default_factory=dict)

@@ -36,10 +36,12 @@ def build_status(
     describe_progress: Callable[[str], dict[str, Any] | None] = lambda job_id: None,
     describe_forecast: Callable[[str], dict[str, Any]] = lambda job_id: {},
     describe_shadow: Callable[[str], dict[str, Any]] = lambda name: {},
+    no_forecast: str = "",
 ) -> Status:
     """Return what the pool's worker knows now. `describe_needs` tells how much memory and time a job needs,
     and whether that was stated or predicted; `describe_progress` tells how far a running job is, and
-    `describe_forecast` when a job starts and ends; `describe_shadow` tells whether a shadow plans."""
+    `describe_forecast` when a job starts and ends; `describe_shadow` tells whether a shadow plans, and
+    `no_forecast` why nothing is forecast."""
     engine, now = dispatcher.engine, time.time()
     running = [
         {
@@ -80,6 +82,7 @@ def build_status(
         cluster_trouble=" ".join(filter(None, cluster_troubles)),
         recorder_trouble=recorder_trouble,
         whole=asdict(waiting.count()) if len(listed) == MOST_LISTED else {},
+        no_forecast=no_forecast,
     )
 
 

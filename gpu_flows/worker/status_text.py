@@ -8,8 +8,6 @@ from typing import Any
 
 from gpu_flows.common.quantities import format_duration
 
-# The codes of jobs that may not start yet. They have no place in the queue.
-HELD_BACK = {"pool_limit", "queue_limit", "paused", "held", "predicting", "dependency"}
 LATE_S = 4.0  # a worker replaces its status about once a second
 NOTE = "~ marks what is predicted; `gpu-flows why RUN` tells how."
 _ORIGINS = {

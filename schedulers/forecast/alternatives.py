@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from gpu_flows.schedulers.forecast.forward import begin, medians, run_until
 from gpu_flows.schedulers.forecast.pool_state import PoolState
 from gpu_flows.schedulers.model import Job
-from gpu_flows.schedulers.policy import make_policy
 from gpu_flows.schedulers.prediction.estimate import Estimate
 from gpu_flows.schedulers.simulation.simulator import Run
 
@@ -138,7 +137,7 @@ def _changes(
         yield "models", "", "on any GPU model", state.with_request(replace(job, models=()))
     if job.nodes:
         yield "nodes", "", "on any node", state.with_request(replace(job, nodes=()))
-    if make_policy(state.policy, state.options).uses_priority:
+    if state.make_policy().uses_priority:
         for more in (1, 10):
             changed = replace(job, priority=job.priority + more)
             yield "priority", str(changed.priority), f"with priority + {more}", state.with_request(changed)
@@ -158,10 +157,11 @@ def _fewer(job: Job) -> list[int]:
 
 
 def _resized(state: PoolState, job: Job, gpus: int) -> tuple[Job, Estimate | None]:
-    """Return the job on fewer GPUs, which takes longer in proportion."""
-    factor, known = job.gpus / gpus, state.duration(job.id)
+    """Return the job on fewer GPUs, on which what is left of it takes longer in proportion."""
+    factor, known, done = job.gpus / gpus, state.duration(job.id), state.work()[job.id]
     changed = replace(job, gpus=gpus)
     if known is None:
         return changed, None
-    longer = Estimate(known.value * factor, known.upper * factor, known.how)
+    value, upper = (each + (factor - 1) * max(0.0, each - done) for each in (known.value, known.upper))
+    longer = Estimate(value, upper, known.how)
     return changed.expecting(longer.value) if job.expected_s else changed, longer

@@ -3,7 +3,7 @@
 The pool is simulated forward several times, each time with other durations drawn from what is predicted of
 each job, and with other jobs that come later, where the policy lets them overtake. The times of a job over
 all these simulations are its distribution: it is expected at the median, and one time in ten it is later than
-the 90th percentile.
+the 90th percentile. Where the time allows only a few simulations, that is estimated from their deviation.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from statistics import mean, stdev
 
 from gpu_flows.common.clock import LONGEST_S
-from gpu_flows.schedulers.forecast.duration_spread import draw_durations
+from gpu_flows.schedulers.forecast.duration_spread import P90, draw_durations
 from gpu_flows.schedulers.forecast.forward import begin, expected, run_until
 from gpu_flows.schedulers.forecast.later_arrivals import draw_later, may_overtake
 from gpu_flows.schedulers.forecast.pool_state import PoolState
@@ -21,6 +22,7 @@ from gpu_flows.schedulers.prediction.estimate import Estimate
 from gpu_flows.schedulers.simulation.simulator import JobResult, Run
 
 DRAWS = 20
+ENOUGH = 8  # draws, to read a 90th percentile from them
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +102,14 @@ def _summarize(outcomes: Sequence[JobResult], launches: Sequence[float]) -> Eta 
     ends = sorted(each.ended for each in outcomes if each.ended is not None)
     if len(ends) < len(outcomes):
         return None
-    return Eta(_quantile(starts, 0.5), _quantile(starts, 0.9), _quantile(ends, 0.5), _quantile(ends, 0.9))
+    return Eta(_quantile(starts, 0.5), _find_p90(starts), _quantile(ends, 0.5), _find_p90(ends))
+
+
+def _find_p90(ordered: Sequence[float]) -> float:
+    """Return the 90th percentile; of few values, that of the normal distribution with their deviation."""
+    if not 1 < len(ordered) < ENOUGH:
+        return _quantile(ordered, 0.9)
+    return max(_quantile(ordered, 0.5), mean(ordered) + P90 * stdev(ordered))
 
 
 def _quantile(ordered: Sequence[float], part: float) -> float:

@@ -15,7 +15,7 @@ from gpu_flows.schedulers.mirror import Changes, Held
 from gpu_flows.schedulers.model import NO_PROGRESS, Job, Node, Progress
 from gpu_flows.schedulers.network.base import NetworkModel
 from gpu_flows.schedulers.network.tables import load_network
-from gpu_flows.schedulers.policy import Policy, make_policy
+from gpu_flows.schedulers.policy import Policy, PolicyError, is_built_in, make_policy
 from gpu_flows.schedulers.prediction.estimate import Estimate
 from gpu_flows.schedulers.protection import Protection
 from gpu_flows.schedulers.simulation.conditions import Conditions
@@ -50,6 +50,7 @@ class PoolState:
     network: str = ""  # the table that tells how it slows jobs down; empty: it does not
     costs: Costs = Costs()
     recent: tuple[tuple[Job, Estimate], ...] = ()  # the last jobs that came, with their durations
+    runs_plugins: bool = False  # only in a process that a policy of another package may end or hold up
 
     def changes(self) -> Changes:
         """Return what brings an empty engine to this state."""
@@ -82,7 +83,11 @@ class PoolState:
 
     def make_policy(self) -> Policy:
         """Return a new policy of the pool's kind. What the pool's own policy keeps in mind is not known here.
-        Raises PolicyError."""
+        Raises PolicyError, also for a policy of another package where none may run."""
+        if not self.runs_plugins and not is_built_in(self.policy):
+            raise PolicyError(
+                f"Policy {self.policy!r} is part of another package. Only the worker's own forecasts run it."
+            )
         return make_policy(self.policy, self.options)
 
     def network_model(self) -> NetworkModel | None:

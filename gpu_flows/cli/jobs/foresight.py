@@ -21,17 +21,18 @@ def foresee(pool: str, job_id: str, status: Status) -> dict[str, Any]:
     from gpu_flows.schedulers.policy import PolicyError
 
     state = read_present_state(pool_folder(pool))
-    if state is None or job_id not in {job.id for job, _ in state.waiting}:
-        return {}
-    entry = next(job for job in status.waiting if job["id"] == job_id)
+    entry = next((job for job in status.waiting if job["id"] == job_id), {})
+    missing = {"no_forecast": status.no_forecast} if status.no_forecast and not entry.get("eta") else {}
+    if state is None or not entry or job_id not in {job.id for job, _ in state.waiting}:
+        return missing
     tried = {key: entry[key] for key in ("waits_for", "alternatives") if entry.get(key)}
     if tried.get("alternatives"):
         return tried
     until = time.monotonic() + TRY_FOR_S
     try:
-        return describe_prospects(state, job_id, lambda: time.monotonic() > until)
+        return missing | describe_prospects(state, job_id, lambda: time.monotonic() > until)
     except (UnknownDurations, PolicyError) as error:
-        return {"no_forecast": str(error)}
+        return {**tried, "no_forecast": status.no_forecast or str(error)}
 
 
 def show_forecast(found: dict[str, Any]) -> dict[str, str]:

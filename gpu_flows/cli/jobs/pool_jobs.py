@@ -16,9 +16,9 @@ from gpu_flows.cli.errors import CommandError
 from gpu_flows.cli.jobs.runs import is_suspended
 from gpu_flows.cli.prefect_client import PrefectClient, template_fields
 from gpu_flows.prefect_api.conventions import CONTAINER_FLOW, Ownership, find_user
-from gpu_flows.schedulers.reasons import NOT_EVALUATED
+from gpu_flows.schedulers.reasons import HELD_BACK, NOT_EVALUATED
 from gpu_flows.worker.status import Status, read_last_status, read_status
-from gpu_flows.worker.status_text import HELD_BACK, LATE_S, measure_wait, place_devices
+from gpu_flows.worker.status_text import LATE_S, measure_wait, place_devices
 
 WORKER, SERVER = "worker", "server"
 ACTIVE_STATES = ["PENDING", "RUNNING", "CANCELLING"]
@@ -51,6 +51,7 @@ def _read_from_worker(status: Status) -> dict[str, Any]:
         "source": WORKER,
         "policy": status.policy,
         "trouble": " ".join(filter(None, (_note_age(status), status.trouble))),
+        "no_forecast": status.no_forecast,
         "waiting": [
             {
                 "position": None if job["reason"] in HELD_BACK else position,

@@ -56,6 +56,8 @@ def queue(
             *(jobs["running"] if running or everything else []),
         ]
         note = [Text(NOTE)] if any(map(is_predicted, listed)) else []
+        if listed and jobs.get("no_forecast"):
+            note.append(Text(escape(f"No forecasts: {jobs['no_forecast']}")))
         return Group(*shown, Text(), _summarize(jobs), *note)
 
     def read() -> dict[str, Any]:

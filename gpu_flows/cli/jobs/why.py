@@ -24,10 +24,9 @@ from gpu_flows.cli.prefect_client import PrefectClient
 from gpu_flows.cli.prefect_settings import build_run_url
 from gpu_flows.prefect_api.conventions import FINAL_STATES
 from gpu_flows.schedulers.model import Tier
-from gpu_flows.schedulers.reasons import class_of
+from gpu_flows.schedulers.reasons import HELD_BACK, class_of
 from gpu_flows.worker.status import Status, read_status
 from gpu_flows.worker.status_text import (
-    HELD_BACK,
     describe_memory,
     describe_progress,
     describe_time,

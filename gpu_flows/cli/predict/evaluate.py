@@ -12,15 +12,11 @@ from gpu_flows.analytics.query_runner import QueryError
 from gpu_flows.cli import output
 from gpu_flows.cli.charts import require_charts
 from gpu_flows.cli.errors import CommandError
-from gpu_flows.cli.options import DEFAULT_POOL, JsonOption, PoolOption, examples
+from gpu_flows.cli.options import DEFAULT_POOL, DatabaseOption, JsonOption, PoolOption, examples
 from gpu_flows.cli.sql import find_warehouse
 from gpu_flows.common.files import write_atomically
 from gpu_flows.prediction import evaluation
 from gpu_flows.prediction.evaluation import ALL_KINDS
-
-DatabaseOption = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="The DuckDB file; default: the pool's own.")
-]
 
 
 @examples("gpu-flows predict evaluate", "gpu-flows predict evaluate --kinds --charts .")

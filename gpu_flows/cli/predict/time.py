@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -13,6 +12,7 @@ from gpu_flows.cli import output
 from gpu_flows.cli.errors import BadInput, CommandError
 from gpu_flows.cli.options import (
     DEFAULT_POOL,
+    DatabaseOption,
     JsonOption,
     PoolOption,
     examples,
@@ -44,9 +44,7 @@ def time(
     gpu: Annotated[str, typer.Option(help="The GPU model as `gpu-flows gpus` shows it; default: any.")] = "",
     gpus: Annotated[int, typer.Option(min=1, help="How many devices.")] = 1,
     user: Annotated[str, typer.Option(help="Whose job it is.")] = "",
-    database: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="The DuckDB file; default: the pool's own.")
-    ] = None,
+    database: DatabaseOption = None,
     pool: PoolOption = DEFAULT_POOL,
     as_json: JsonOption = False,
 ) -> None:

@@ -10,8 +10,7 @@ import typer
 from gpu_flows.analytics.query_runner import QueryError
 from gpu_flows.cli import output
 from gpu_flows.cli.errors import CommandError
-from gpu_flows.cli.options import DEFAULT_POOL, JsonOption, PoolOption, examples
-from gpu_flows.cli.predict.evaluate import DatabaseOption
+from gpu_flows.cli.options import DEFAULT_POOL, DatabaseOption, JsonOption, PoolOption, examples
 from gpu_flows.cli.sql import find_warehouse
 from gpu_flows.config.paths import predictor_folder
 from gpu_flows.prediction.predictor_store import PredictorStore, StoreError

@@ -1,5 +1,5 @@
-"""Opens the forecasts of a pool, with what they rest on: predicted durations, the progress of running jobs,
-the policy, and what the warehouse tells about the past."""
+"""What the forecasts of a pool rest on: predicted durations, the progress of running jobs, the policy, and
+what the warehouse tells about the past."""
 
 from __future__ import annotations
 
@@ -13,10 +13,8 @@ from typing import Any, Protocol
 
 from gpu_flows.analytics.query_runner import QueryError
 from gpu_flows.common.retry import Backoff
-from gpu_flows.forecasting.forecaster import Forecaster
 from gpu_flows.forecasting.messages import Settings
 from gpu_flows.forecasting.pool_history import PoolHistory, read_history
-from gpu_flows.forecasting.shadow_record import ShadowRecord
 from gpu_flows.prediction.live import LivePrediction, keep_estimate
 from gpu_flows.schedulers.engine import Engine
 from gpu_flows.schedulers.model import Job
@@ -59,15 +57,16 @@ class Basis:
         self._find_database = find_database
         self._history = PoolHistory()
         self._typical: Estimate | None = None
-        self._times_read = 0
+        self._times_changed = 0
 
     async def keep_reading(self) -> None:
         """Read again and again what the warehouse tells about the past."""
         for pause in READ_PAST.pauses():
             if database := self._find_database():
                 try:
-                    self._history = await asyncio.to_thread(read_history, database, self.pool)
-                    self._times_read += 1
+                    history = await asyncio.to_thread(read_history, database, self.pool)
+                    self._times_changed += history != self._history
+                    self._history = history
                 except QueryError as error:
                     self.log.debug("Forecasts go on with what was known of the past: %s", error)
             await asyncio.sleep(pause)
@@ -87,7 +86,7 @@ class Basis:
             self._typical,
             choices.shadows,
             saved,
-            self._times_read,
+            past=self._times_changed,
         )
 
     def duration(self, job: Job) -> Estimate | None:
@@ -101,12 +100,3 @@ class Basis:
     def correct(self, duration: Estimate | None) -> Estimate | None:
         """Return a stated or predicted duration as this pool's jobs take it."""
         return self._history.correct(duration)
-
-
-def open_forecaster(
-    basis: Basis, folder: Path, record: Callable[..., None], shadows: ShadowRecord
-) -> Forecaster:
-    """Return the forecaster of the pool with this folder."""
-    return Forecaster(
-        basis.pool, folder, basis.engine, basis.duration, basis.settings, record, basis.log, shadows.use
-    )
