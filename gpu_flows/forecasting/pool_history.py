@@ -91,8 +91,16 @@ def read_history(database: Path, pool: str) -> PoolHistory:
     known = {name: float(value or 0.0) for name, value in costs.items()}
     typical_s, upper_s = known.pop("typical_s", 0.0), known.pop("upper_s", 0.0)
     corrections = {
-        how: Correction.learned(jobs, value, upper, ASSUMED.get(how, Correction()))
+        how: _learn_correction(how, jobs, value, upper)
         for how, jobs, value, upper in run_query(database, _OFF, params).rows
     }
     typical = Estimate(typical_s, max(typical_s, upper_s), "history") if typical_s else None
     return PoolHistory(Costs(**known), typical, {**ASSUMED, **corrections})
+
+
+def _learn_correction(how: str, jobs: int, value: float, upper: float) -> Correction:
+    """Return the correction that so many jobs show. A predictor learns the median by itself, and its first
+    errors say nothing of later ones; so only its 90th percentile is corrected, and only upwards."""
+    if how != "stated":
+        value, upper = 1.0, max(1.0, upper)
+    return Correction.learned(jobs, value, upper, ASSUMED.get(how, Correction()))
