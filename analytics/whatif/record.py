@@ -55,6 +55,7 @@ class RecordedJob:
     queued: float | None  # None: not recorded
     is_complete: bool  # whether everything that it asked for is recorded
     ended: float | None
+    ran_after_end: bool  # somebody ran it again after it had ended
     outcome: str
     attempts: tuple[RecordedAttempt, ...]
 
@@ -179,6 +180,7 @@ def _build_job(row: Mapping[str, Any]) -> RecordedJob:
         row["queued"],
         row["is_complete"],
         row["ended"],
+        row["ran_after_end"],
         row["outcome"] or "",
         tuple(_build_attempt(each) for each in row["attempts"] or ()),
     )
@@ -261,6 +263,9 @@ launched as (
     left join held using (job_id, attempt)
     group by job_id
 ),
+run_again as (
+    select job_id from job_ends join attempts using (job_id) where attempts.started > job_ends.ended
+),
 told as (
     select job_id, arg_min(value, time) as seconds from predictions where quantity = 'seconds' group by job_id
 )
@@ -271,6 +276,7 @@ select
     epoch_us(submitted) / 1e6 as submitted,
     epoch_us(queued) / 1e6 as queued,
     epoch_us(ended) / 1e6 as ended,
+    job_id in (from run_again) as ran_after_end,
     outcome,
     job_requests.job_id is not null as is_complete,
     gpus,
