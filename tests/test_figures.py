@@ -196,5 +196,5 @@ def test_errors_of_etas_are_a_line_in_a_band() -> None:
     assert drawing is not None
     low, high, middle = drawing.figure.data
     assert [list(each.y) for each in (low, middle, high)] == [[-5, -50], [1, -3], [9, 90]]
-    assert drawing.subtitle.startswith("40 estimates; 85%")
-    assert middle.hovertext[1] == "10m ahead: off by -3s<br>30 estimates, 80% covered"
+    assert drawing.subtitle.startswith("40 estimates of starts and ends; for 85% it was no later")
+    assert middle.hovertext[1] == "10m ahead: off by -3s<br>30 estimates, 80% in time"

@@ -18,6 +18,7 @@ from gpu_flows.analytics.figures import gantt
 from gpu_flows.analytics.figures.catalogue import CHARTS
 from gpu_flows.analytics.figures.chart import Drawn, Scope, list_views, read_chart
 from gpu_flows.analytics.pages import Table, format_cell, render_page
+from gpu_flows.analytics.query_runner import run_query
 from gpu_flows.analytics.report import Report, find_scope, read_report, render_report
 from gpu_flows.analytics.report_tables import read_numbers
 from gpu_flows.cli import charts
@@ -73,6 +74,24 @@ def test_numbers_and_tables_agree_with_each_other(report: Report) -> None:
     hours = sum(row[2] for row in figure(report, "gpu-hours").data.rows)
     assert hours == pytest.approx(report.measures["gpu_hours"])
     assert report.measures["stops"] == figure(report, "preemption").data.rows[0][1] > 0
+
+
+def test_gpu_hours_mean_the_same_everywhere(tmp_path: Path) -> None:
+    """Two jobs share a device for an hour: that is half an hour for each."""
+    history = History(tmp_path)
+    history.device("d0")
+    for job_id in ("a", "b"):
+        history.run(job_id, 0, 0, 3600, "d0")
+    history.query("select 1")
+    database = tmp_path / "warehouse.duckdb"
+    report = read_report(find_scope(database, "pool", 3600))
+    assert report.measures["gpu_hours"] == pytest.approx(1)
+    assert [row[2] for row in figure(report, "gpu-hours").data.rows] == [pytest.approx(1)]
+    for title in ("Policies compared", "Users"):
+        assert [row["gpu_hours"] for row in rows(report, title)] == [pytest.approx(1)], title
+    for query in ("gpu_hours", "who", "jobs_per_week"):
+        found = run_query(database, query)
+        assert [row[found.columns.index("gpu_hours")] for row in found.rows] == [1], query
 
 
 def test_the_time_ends_with_the_last_fact_and_counts_in_part(tmp_path: Path) -> None:

@@ -10,9 +10,9 @@ from gpu_flows.analytics.query_runner import QueryResult
 # What is held at the edges of the time counts in part, so that the hours of following reports add up.
 GPU_HOURS = """
 select coalesce(nullif(jobs.user_name, ''), 'no user') as user_name, count(distinct job_id) as jobs,
-    sum(shared_seconds(holds.since, holds.until, $since, $until)) / 3600 as gpu_hours
-from device_holds as holds join jobs using (job_id)
-where holds.pool = $pool and holds.since < $until and holds.until > $since
+    sum(shared_seconds(held.since, held.until, $since, $until) / holders) / 3600 as gpu_hours
+from hold_pieces as held join jobs using (job_id)
+where held.pool = $pool and held.since < $until and held.until > $since
 group by all
 order by gpu_hours desc, user_name
 """
@@ -35,8 +35,9 @@ def draw_gpu_hours(found: QueryResult) -> Drawing | None:
 CHART = Chart(
     key="gpu-hours",
     title="GPU-hours by user",
-    meaning="How long the jobs of each user held devices; a job on four devices counts four times.",
+    meaning="How long the jobs of each user held devices; jobs that share a device share its time.",
     queries=(f"-- Who held the devices?{GPU_HOURS}",),
     draw=draw_gpu_hours,
     when_empty="No job held a device in this time.",
+    views=("hold_pieces",),
 )
