@@ -27,10 +27,8 @@ def test_a_regret_that_cannot_be_loaded_is_loaded_by_the_next_run(
     warehouse = copy_empty_warehouse(tmp_path)
     regret._record(OwnPool("pool", warehouse=warehouse), OUTCOME, 200.0)
     with duckdb.connect(str(warehouse), read_only=True) as connection:
-        assert connection.execute("select epoch(time) from regrets order by time").fetchall() == [
-            (100,),
-            (200,),
-        ]
+        found = connection.execute("select epoch(time) from regrets order by time").fetchall()
+    assert found == [(100,), (200,)]
 
 
 def test_an_error_of_a_policy_stays_in_its_cell() -> None:
