@@ -14,11 +14,12 @@ import pytest
 from analytics_history import T, copy_empty_warehouse
 
 from gpu_flows.analytics import recorded_trace, simulated_facts
-from gpu_flows.analytics.whatif import Choice, Scenario, replay
+from gpu_flows.analytics.whatif import Choice, NoRecord, Scenario, replay
 from gpu_flows.schedulers.cluster.spec import declare
 from gpu_flows.schedulers.model import Job
 from gpu_flows.schedulers.policy import make_policy
 from gpu_flows.schedulers.simulation.simulator import Run, Simulation, simulate
+from gpu_flows.schedulers.traces import TraceError
 from gpu_flows.schedulers.workload import Arrival, forget_other_nodes
 
 NODES = declare("2x2:V100:16 + 1x4:A100:80")
@@ -203,6 +204,13 @@ def test_a_recorded_trace_has_the_constraints_of_its_jobs(database: Path) -> Non
         assert {name: getattr(arrival.job, name) for name in names} == {
             name: getattr(job, name) for name in names
         }
+
+
+def test_one_of_several_pools_must_be_chosen(database: Path) -> None:
+    with pytest.raises(NoRecord, match="holds 10 pools; choose one: sim:"):
+        replay(database)
+    with pytest.raises(TraceError, match="choose one with --format warehouse:pool=NAME: sim:"):
+        recorded_trace.load(database)
 
 
 def test_nodes_of_another_cluster_are_forgotten() -> None:

@@ -64,6 +64,20 @@ class Drawn:
     missing: str = ""
     data: QueryResult = field(default_factory=lambda: QueryResult([], [], False))
 
+    @classmethod
+    def of(
+        cls,
+        key: str,
+        title: str,
+        meaning: str,
+        drawing: Drawing | None,
+        when_empty: str,
+        data: QueryResult | None = None,
+    ) -> Drawn:
+        """Return the figure; `when_empty` is the reason if there is none."""
+        missing = "" if drawing else when_empty
+        return cls(key, title, meaning, drawing, missing, data or QueryResult([], [], False))
+
 
 def read_chart(chart: Chart, scope: Scope, views: set[str]) -> Drawn:
     """Ask the warehouse, which has these views, and draw the figure. One that cannot be drawn says why."""
@@ -83,8 +97,7 @@ def read_chart(chart: Chart, scope: Scope, views: set[str]) -> Drawn:
         logger.debug("Figure %s cannot be drawn", chart.key, exc_info=True)
         missing = f"It cannot be drawn, which is a defect of gpu-flows: {error!r}"
         return Drawn(chart.key, chart.title, chart.meaning, None, missing, results[0])
-    missing = "" if drawing else chart.when_empty
-    return Drawn(chart.key, chart.title, chart.meaning, drawing, missing, results[0])
+    return Drawn.of(chart.key, chart.title, chart.meaning, drawing, chart.when_empty, results[0])
 
 
 def list_views(scope: Scope) -> set[str]:

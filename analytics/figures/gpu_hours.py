@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gpu_flows.analytics.figures.chart import Chart
 from gpu_flows.analytics.figures.named_bars import draw_named_bars
-from gpu_flows.analytics.figures.theme import MOST_NAMES, Drawing
+from gpu_flows.analytics.figures.theme import COLOURS, Drawing
 from gpu_flows.analytics.query_runner import QueryResult
 
 # What is held at the edges of the time counts in part, so that the hours of following reports add up.
@@ -19,17 +19,9 @@ order by gpu_hours desc, user_name
 
 
 def draw_gpu_hours(found: QueryResult) -> Drawing | None:
-    """Draw a bar for each user, the largest on top; the last one is that of all others."""
+    """Draw a bar for each user, the largest on top."""
     rows = [(user, hours) for user, _, hours in found.rows]
-    total = sum(hours for _, hours in rows)
-    if not total:
-        return None
-    shown, others = rows[:MOST_NAMES], rows[MOST_NAMES:]
-    if others:
-        shown.append((f"{len(others):,} others", sum(hours for _, hours in others)))
-    names, values = zip(*shown, strict=True)
-    texts = [f"{hours:,.3g} ({hours / total:.0%})" for hours in values]
-    return Drawing(draw_named_bars(names, values, "GPU-hours", texts), f"{total:,.4g} GPU-hours in all")
+    return draw_named_bars(rows, "GPU-hours", lambda own, all_: f"{own:,.3g} ({own / all_:.0%})", COLOURS[0])
 
 
 CHART = Chart(
