@@ -14,6 +14,7 @@ It imports nothing of gpu_flows, so that it starts quickly and works from a chec
 from __future__ import annotations
 
 import pickle
+import re
 import sys
 import time
 from typing import Any
@@ -23,6 +24,11 @@ import duckdb
 ROWS_PER_MESSAGE = 1_000
 FORMULA = ("=", "+", "-", "@", "\t", "\r")  # a spreadsheet takes a text that begins so for a formula
 STARTS_A_FORMULA = r"^[=+@\t\r-]"
+# The first words of the types of numbers and times. A spreadsheet may take any other value for a text.
+NO_TEXT = {
+    *("TINYINT", "SMALLINT", "INTEGER", "BIGINT", "HUGEINT", "UTINYINT", "USMALLINT", "UINTEGER", "UBIGINT"),
+    *("UHUGEINT", "FLOAT", "DOUBLE", "DECIMAL", "BOOLEAN", "DATE", "TIME", "TIMESTAMP", "INTERVAL"),
+}
 INTERPRETER_MB = 256  # what Python and an idle DuckDB need besides the query
 
 
@@ -50,8 +56,11 @@ def _run(request: dict[str, Any]) -> None:
     statements = connection.extract_statements(request["sql"])
     if len(statements) != 1:
         raise Refused("statements", str(len(statements)))
-    if statements[0].type.name not in ("SELECT", "EXPLAIN"):
-        raise Refused("statement type", statements[0].type.name)
+    kind = statements[0].type.name
+    if kind not in ("SELECT", "EXPLAIN"):
+        raise Refused("statement type", kind)
+    if request["write_to"] and kind == "EXPLAIN":
+        raise Refused("no rows", kind)
     wanted = statements[0].named_parameters
     missing = sorted(wanted - request["params"].keys())
     if missing:
@@ -96,7 +105,8 @@ def _open(request: dict[str, Any]) -> duckdb.DuckDBPyConnection:
 def _copy_statement(connection: duckdb.DuckDBPyConnection, sql: str, values: Any, file: str) -> str:
     """Return the statement that writes the result of the query to the file, as CSV or Parquet by its name. In
     CSV, a text that a spreadsheet would take for a formula gets an apostrophe in front."""
-    query = sql.strip().rstrip(";")
+    ends = [offset for offset, _ in duckdb.tokenize(sql) if sql.encode()[offset : offset + 1] == b";"]
+    query = sql.encode()[: ends[0]].decode() if ends else sql
     if file.endswith(".parquet"):
         return f"copy (from ({query}\n)) to {_quote(file)} (format parquet, compression zstd)"
     described = connection.execute(f"describe (from ({query}\n))", values).fetchall()
@@ -107,11 +117,10 @@ def _copy_statement(connection: duckdb.DuckDBPyConnection, sql: str, values: Any
 def _csv_column(name: str, kind: str) -> str:
     column = '"' + name.replace('"', '""') + '"'
     label = column.replace('"', "\"'", 1) if name.startswith(FORMULA) else column
-    if kind != "VARCHAR":
+    if re.split(r"[^A-Z]", kind)[0] in NO_TEXT:
         return f"{column} as {label}"
-    return (
-        f"if(regexp_matches({column}, {_quote(STARTS_A_FORMULA)}), chr(39) || {column}, {column}) as {label}"
-    )
+    text = f"{column}::varchar"
+    return f"if(regexp_matches({text}, {_quote(STARTS_A_FORMULA)}), chr(39) || {text}, {text}) as {label}"
 
 
 def _quote(text: str) -> str:

@@ -183,6 +183,8 @@ def _explain(reason: str, detail: str, database: Path, memory_mb: int) -> str:
             return f"A query may only read the warehouse: {detail.removeprefix('Permission Error: ')}"
         case "statement type":
             return f"Only queries can be run here (SELECT, FROM, WITH, SHOW, EXPLAIN ...), not {detail}."
+        case "no rows":
+            return f"{detail} has no rows that can be written to a file. Show it without --out."
         case "statements":
             return f"Run one query at a time; this text holds {detail} statements."
         case "parameters":

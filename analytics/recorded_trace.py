@@ -17,6 +17,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from gpu_flows.analytics.query_runner import QueryError, run_query
+from gpu_flows.analytics.recorded_pools import NotOnePool, find_only_pool
 from gpu_flows.schedulers.traces import Trace, TraceError
 from gpu_flows.schedulers.traces import load as load_trace
 
@@ -39,10 +40,12 @@ def load(database: Path, pool: str = "", experiment: str = "", **choices: Any) -
     The jobs are written to a native trace, which is read like any other. Raises TraceError.
     """
     try:
-        pool = pool or _only_pool(database, experiment)
+        pool = pool or find_only_pool(database, experiment, f"with --format {FORMAT}:pool=NAME")
         found = run_query(database, _JOBS, {"pool": pool, "experiment": experiment})
     except QueryError as error:
         raise TraceError(f"Warehouse {database} cannot be read: {error}") from None
+    except NotOnePool as error:
+        raise TraceError(str(error)) from None
     names = found.columns[:-2]
     left_out = Counter(row[-1] for row in found.rows if row[-1])
     kept = [row for row in found.rows if not row[-1]]
@@ -89,25 +92,11 @@ def load_costs(database: Path) -> Costs:
     return Costs(*found.rows[0])
 
 
-def _only_pool(database: Path, experiment: str) -> str:
-    pools = [name for (name,) in run_query(database, _POOLS, {"experiment": experiment}).rows]
-    if len(pools) == 1:
-        return str(pools[0])
-    if not pools:
-        raise TraceError(f"Warehouse {database} holds no jobs{f' of {experiment!r}' if experiment else ''}.")
-    raise TraceError(
-        f"Warehouse {database} holds {len(pools)} pools; choose one, as in --format {FORMAT}:pool={pools[0]}."
-        f" There are: {', '.join(pools)}."
-    )
-
-
 _COSTS = """
 select checkpoint_s, coalesce(restart_s, 0), migration_s, stopped
 from preemption_costs
 where pool is null and stopped > 0
 """
-_POOLS = "select distinct pool from jobs where $experiment in ('', experiment) order by pool"
-
 # Columns as the native format names them. Counting GiB, every whole number of MiB is exact.
 _JOBS = """
 select

@@ -104,20 +104,22 @@ select policy, count(*) as jobs, count(*) filter (where outcome = 'completed') a
     sum(attempts) - count(*) as restarts, avg(turnaround_s) as avg_turnaround_s,
     quantile_cont(turnaround_s, 0.5) as p50_turnaround_s,
     quantile_cont(turnaround_s, 0.9) as p90_turnaround_s,
-    avg(queueing_s) as avg_queueing_s, sum(gpus * run_s) / 3600 as gpu_hours
-from job_history
+    avg(queueing_s) as avg_queueing_s, coalesce(sum(gpu_hours), 0) as gpu_hours
+from job_history left join (select job_id, gpu_hours from job_gpu_hours where pool = $pool) using (job_id)
 where pool = $pool and ended > $since and ended <= $until and attempts > 0
 group by policy
 order by avg_turnaround_s
 """
-_USERS = """
+_USERS = f"""
 -- Who used the devices, and who waited?
+with held as ({GPU_HOURS})
 select user_name, count(*) as jobs, count(*) filter (where outcome = 'completed') as completed,
     count(*) filter (where state = 'waiting') as waiting,
-    count(*) filter (where state = 'running') as running, sum(gpus * run_s) / 3600 as gpu_hours,
+    count(*) filter (where state = 'running') as running, coalesce(any_value(gpu_hours), 0) as gpu_hours,
     avg(turnaround_s) filter (where attempts > 0) as avg_turnaround_s,
     avg(queueing_s) filter (where attempts > 0) as avg_queueing_s
-from job_history
+from (select * replace (coalesce(nullif(user_name, ''), 'no user') as user_name) from job_history)
+left join (select user_name, gpu_hours from held) using (user_name)
 where pool = $pool and submitted <= $until and coalesce(ended, $until) > $since
 group by user_name
 order by gpu_hours desc, user_name

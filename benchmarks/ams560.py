@@ -99,7 +99,9 @@ def main() -> int:
             write_between(args.write, mark, lines)
     if args.charts:
         text = "Mean turnaround in seconds, logarithmic; lines are 95% intervals"
-        save_figure(args.charts, "ams560", "AMS-560: turnaround under heavy load", draw_groups(groups, text))
+        save_figure(
+            args.charts, "ams560", "AMS-560: turnaround under heavy load", draw_groups(groups, text, (RL,))
+        )
     goals = [goal for name, rows in results.items() if RL in rows for goal in goals_of(name, rows)]
     missed = report(goals, {"tables": tables}, args.json)
     return missed if args.check else 0

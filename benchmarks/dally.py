@@ -195,7 +195,9 @@ def write_charts(folder: Path, figures: Mapping[str, Mapping[str, Mapping[str, A
             for name, rows in by_workload.items()
         }
         text = f"Mean turnaround in seconds, logarithmic; network {network}; lines are 95% intervals"
-        save_figure(folder, f"dally-{network}", "Turnaround", draw_groups(groups, text))
+        save_figure(
+            folder, f"dally-{network}", "Turnaround", draw_groups(groups, text, ("dally,", "patient"))
+        )
 
 
 def main() -> int:

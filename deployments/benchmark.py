@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import re
 import time
 from pathlib import Path
@@ -94,7 +93,7 @@ async def _find_pool(client: PrefectClient, train: str) -> tuple[WorkPool, UUID]
 
 
 def _record_experiments(database: Path, pool: str, rounds: Rounds) -> None:
-    recorder = Recorder(database, pool_folder(pool) / f"benchmark-{os.getpid()}")
+    recorder = Recorder(database, pool_folder(pool) / "benchmark")
     for policy, experiment in rounds.experiments.items():
         description = {**rounds.workload.model_dump(mode="json"), "policy": policy}
         disturbed = rounds.disturbance if policy == rounds.edited_during else ""

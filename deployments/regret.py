@@ -8,7 +8,6 @@ comparison as an artifact, and emits an event to which an automation may react.
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -28,6 +27,7 @@ from gpu_flows.config.pool_blocks import PolicyChoice, read_policy
 from gpu_flows.deployments.own_pool import OwnPool, find_own_pool
 from gpu_flows.schedulers.policy import PolicyError, make_policy
 from gpu_flows.schedulers.policy_choice import describe_options
+from gpu_flows.worker.pool_tables import key_of, to_markdown
 
 ALWAYS = ("fifo", "sjf", "srtf", "fair_share")  # are replayed with their default options
 EVENT = "gpu-flows.policy.regret"
@@ -75,7 +75,9 @@ async def regret(
     if outcome.regret_percent >= notify_percent:
         _emit(pool.name, outcome)
     await acreate_markdown_artifact(
-        build_report(found, outcome), key="regret", description="The last day under other policies."
+        build_report(found, outcome),
+        key=key_of("regret", pool.name),
+        description="The last day under other policies.",
     )
     return asdict(outcome)
 
@@ -147,8 +149,9 @@ def build_report(found: WhatIf, outcome: Regret) -> str:
 def _build_row(each: Scenario, real: Scenario) -> str:
     figures, base = each.figures, real.figures.avg_turnaround_s
     change = f"{100 * (figures.avg_turnaround_s / base - 1):+.1f}%" if base > 0 else ""
-    label = f"**{each.label}**, replayed" if each is real else each.label
-    note = f" (failed: {each.policy_error})" if each.policy_error else ""
+    name = to_markdown(each.label)
+    label = f"**{name}**, replayed" if each is real else name
+    note = f" (failed: {to_markdown(each.policy_error)})" if each.policy_error else ""
     cells = (
         f"{label}{note}",
         f"{figures.avg_turnaround_s:,.1f}",
@@ -158,11 +161,11 @@ def _build_row(each: Scenario, real: Scenario) -> str:
         str(figures.preemptions),
         str(figures.jobs - figures.finished),
     )
-    return f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |"
+    return f"| {' | '.join(cells)} |"
 
 
 def _record(pool: OwnPool, outcome: Regret, now: float) -> None:
-    recorder = Recorder(pool.warehouse, pool_folder(pool.name) / f"regret-{os.getpid()}")
+    recorder = Recorder(pool.warehouse, pool_folder(pool.name) / "regret")
     recorder.write(Regretted(now, pool.name, **asdict(outcome)))
     recorder.close()
 

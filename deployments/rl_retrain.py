@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -89,7 +88,7 @@ async def rl_retrain(
 @contextmanager
 def _recorded_curves(pool: OwnPool, training: str) -> Iterator[Callable[[int, LearningPoint], None]]:
     """Record each point of a learning curve in the pool's warehouse, under the name of the training."""
-    recorder = Recorder(pool.warehouse, pool_folder(pool.name) / f"rl-retrain-{os.getpid()}")
+    recorder = Recorder(pool.warehouse, pool_folder(pool.name) / "rl-retrain")
     recorder.start()
 
     def record(seed: int, point: LearningPoint) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import date, datetime
+from datetime import UTC, date, datetime
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
@@ -201,6 +201,23 @@ def test_every_named_query_has_its_known_answer(state: str, request: pytest.Fixt
 
 def test_each_known_answer_belongs_to_a_query() -> None:
     assert sorted(ANSWERS) == sorted(query.name for query in named_queries())
+
+
+@pytest.mark.parametrize(
+    ("zone", "hours"),
+    [("UTC", [(2, 900), (3, 900)]), ("Asia/Kolkata", [(8, 1800)]), ("Europe/Berlin", [(4, 900), (5, 900)])],
+)
+def test_hours_are_those_of_the_time_zone(tmp_path: Path, zone: str, hours: list[tuple[int, int]]) -> None:
+    history = History(tmp_path)
+    begun = datetime(2026, 5, 4, 2, 45, tzinfo=UTC).timestamp() - T
+    history.device("g0", begun)
+    history.run("a", begun, begun, begun + 1800, "g0")
+    with history.connect() as connection:
+        connection.execute(f"set TimeZone = '{zone}'")
+        found = connection.execute(
+            "select hour(hour) as h, sum(lasted_s) from queue_in_hours group by h order by h"
+        ).fetchall()
+    assert found == hours
 
 
 @pytest.mark.parametrize(

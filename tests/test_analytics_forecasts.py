@@ -69,6 +69,24 @@ def test_a_job_counts_once_at_its_first_forecast_and_once_at_each_horizon(histor
     ]
 
 
+def test_forecasts_that_are_missed_count_before_the_job_starts(history: History) -> None:
+    """c has waited since 10 for a start that was forecast until 90; d still has time."""
+    for job_id, p90 in (("c", 90), ("d", 2000)):
+        history.job(job_id, 10)
+        tell(history, job_id, 10, 80, p90, 3000, 4000)
+    tell(history, "b", 0, 40, 70, 50, 55)  # it ran longer than this, until it was cancelled
+    found = history.query(
+        "select job_id, quantity, happened, p50_error_s, covered from eta_errors"
+        " where happened is null order by job_id"
+    )
+    assert found == [("b", "end", None, None, False), ("c", "start", None, None, False)]
+    found = history.query(
+        "select jobs, covered_percent, mean_abs_error_s, error_percent from eta_quality"
+        " where quantity = 'start' and horizon = 'first'"
+    )
+    assert found == [(2, 50, 10, 25)]
+
+
 def test_the_named_query_shows_the_first_forecasts_first(history: History, tmp_path: Path) -> None:
     tell(history, "a", 0, 80, 90, 700, 900)
     history.query("select 1")

@@ -140,6 +140,24 @@ def test_sql_writes_csv_without_formulas(warehouse: str, tmp_path: Path) -> None
     assert (tmp_path / "j.csv").read_text() == "name,gpus,ended,'+sum\n'=1+1,-2,2026-01-02 03:04:05+00,'@x\n"
 
 
+@pytest.mark.parametrize("end", ["; -- done;", " /* ; */ ;\n", " -- ;"])
+def test_sql_writes_a_query_with_a_comment_at_its_end(warehouse: str, tmp_path: Path, end: str) -> None:
+    assert sql(warehouse, f"select 1 as x{end}", "--out", "x.csv").code == 0
+    assert (tmp_path / "x.csv").read_text() == "x\n1\n"
+
+
+def test_sql_neutralises_formulas_in_every_type_of_text(warehouse: str, tmp_path: Path) -> None:
+    query = "select '=1'::enum ('=1') as e, '+x'::blob as b, -1 as i, -1.5::decimal(3, 1) as d"
+    assert sql(warehouse, query, "--out", "x.csv").code == 0
+    assert (tmp_path / "x.csv").read_text() == "e,b,i,d\n'=1,'+x,-1,-1.5\n"
+
+
+def test_sql_explains_on_the_screen_only(warehouse: str) -> None:
+    result = sql(warehouse, "explain select 1", "--out", "x.csv")
+    assert "without --out" in expect_error(result, code=1)
+    assert sql(warehouse, "explain select 1").code == 0
+
+
 def test_sql_replaces_a_file_only_when_asked(warehouse: str, tmp_path: Path) -> None:
     (tmp_path / "j.csv").write_text("mine")
     assert "j.csv exists" in expect_error(sql(warehouse, "from jobs", "--out", "j.csv"))

@@ -50,6 +50,7 @@ def test_reality_comes_first_and_changes_are_against_its_replay() -> None:
         (["--policy", "srtf:speed=3"], "does not take these options"),
         (["--policy", "srtf,srtf"], "Policy 'srtf' is asked for twice."),
         (["--gpus", "many"], "--gpus 'many' is no number of devices."),
+        (["--gpus", "100000000"], "--gpus 100000000 is too many; add at most 100,000 devices."),
         (["--gpus", "-8"], "The pool has 8 GPUs; taking 8 away leaves none."),
         (["--since", "soon"], "--since: 'soon' is no duration"),
         (["--since", "1h", "--until", "2h"], "--since 1h is later than --until 2h."),

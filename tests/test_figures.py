@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -66,6 +67,22 @@ def test_times_are_dates_for_real_pools_and_durations_for_simulations() -> None:
     simulated = TimeAxis(0, 36_000)
     assert simulated.at(7200) == 2
     assert simulated.layout()["title"]["text"] == "hours of the simulation"
+
+
+def test_bars_do_not_overlap_when_summer_time_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", "Europe/Berlin")
+    time.tzset()
+    try:
+        end = datetime(2026, 10, 25, 3, tzinfo=UTC).timestamp()  # summer time ended two hours before
+        axis = TimeAxis(end - 4 * 3600, end)
+        places = [axis.at(end - hours * 3600) for hours in (4, 3, 2, 1, 0)]
+        assert [str(place)[11:13] for place in places] == ["00", "01", "02", "03", "04"]
+        assert axis.layout()["title"]["text"] == "UTC+01:00"
+        assert axis.label(end - 7200) == "2026-10-25 02:00:00"
+        assert TimeAxis(end - 60, end).layout()["title"]["text"] == ""
+    finally:
+        monkeypatch.undo()
+        time.tzset()
 
 
 # Devices over time
@@ -196,5 +213,5 @@ def test_errors_of_etas_are_a_line_in_a_band() -> None:
     assert drawing is not None
     low, high, middle = drawing.figure.data
     assert [list(each.y) for each in (low, middle, high)] == [[-5, -50], [1, -3], [9, 90]]
-    assert drawing.subtitle.startswith("40 estimates; 85%")
-    assert middle.hovertext[1] == "10m ahead: off by -3s<br>30 estimates, 80% covered"
+    assert drawing.subtitle.startswith("40 estimates of starts and ends; for 85% it was no later")
+    assert middle.hovertext[1] == "10m ahead: off by -3s<br>30 estimates, 80% in time"

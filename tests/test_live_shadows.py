@@ -12,6 +12,7 @@ from conftest import eventually
 from live import Pool, wait_for_file
 
 from gpu_flows.bootstrap.local_stack import Stack
+from gpu_flows.worker.pool_tables import key_of
 
 pytestmark = pytest.mark.slow
 
@@ -64,7 +65,7 @@ def test_shadows_are_compared_promoted_and_judged(new_stack: Callable[..., Stack
     assert regret[1] in ("sjf", "srtf")
     assert regret[2] > 0
     assert regret[3] == 4
-    report = _artifact(pool, "regret")
+    report = _artifact(pool, key_of("regret", stack.pool))
     assert "replayed under each policy" in report
     assert "| sjf |" in report
     assert "| gone |" not in report

@@ -1,4 +1,4 @@
-"""A live pool's record is replayed: the jobs get the same devices, in the same order, and take as long."""
+"""A live pool's record is replayed: the jobs are started in the same order, and preempted as often."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ SLEEP = Path(__file__).parents[1] / "benchmarks" / "resumable_sleep.py"
 
 
 def test_a_live_pool_is_replayed(new_stack: Callable[..., Stack]) -> None:
-    """Some jobs take one GPU model, and an urgent job preempts others. On a busy machine launches take
-    longer, in reality as in the replay."""
+    """Some jobs take one GPU model, and an urgent job preempts others. How long everything takes depends on
+    how busy the machine is, so it is not compared here (benchmarks/whatif.py does)."""
     stack = new_stack("1x2:V100:16+1x1:A100:40")
     pool = Pool(stack)
     pool.use_policy("priority", protection={"min_run_seconds": 1})
@@ -39,18 +39,17 @@ def test_a_live_pool_is_replayed(new_stack: Callable[..., Stack]) -> None:
     eventually(lambda: pool.sql(done)[0][0] == count, "all jobs have completed")
 
     found = replay(stack.home / "warehouse.duckdb", policies=[Choice("fifo")], gpus=1)
-    attempts = {job.job_id: job.attempts for job in found.recorded.jobs}
-    assert {attempts[run] for run in first} == {2}, "the urgent job preempted them"
-    assert attempts_and_devices(found.replayed) == attempts_and_devices(found.recorded)
-    assert found.replayed.figures.preemptions == found.recorded.figures.preemptions
-    for name in ("makespan_s", "avg_turnaround_s"):
-        real = getattr(found.recorded.figures, name)
-        assert getattr(found.replayed.figures, name) == pytest.approx(real, rel=0.1)
+    real, replayed = attempts(found.recorded), attempts(found.replayed)
+    assert {real[run] for run in first} == {2}, "the urgent job preempted them"
+    assert replayed == real
+    assert found.replayed.figures.preemptions == found.recorded.figures.preemptions == 2
+    for scenario in (found.recorded, found.replayed):
+        starts = {job.job_id: job.started or 0 for job in scenario.jobs}
+        assert max(starts[run] for run in first) < starts[urgent]
     assert [each.label for each in found.alternatives] == ["priority", "fifo"]
     assert all(not each.unfinished for each in found.alternatives)
     assert next(job for job in found.recorded.jobs if job.job_id == urgent).gpus == 2
 
 
-def attempts_and_devices(scenario: Scenario) -> dict[str, tuple[int, list[str]]]:
-    """The attempts of each job, and the devices of the last one."""
-    return {job.job_id: (job.attempts, sorted(job.devices)) for job in scenario.jobs}
+def attempts(scenario: Scenario) -> dict[str, int]:
+    return {job.job_id: job.attempts for job in scenario.jobs}

@@ -8,6 +8,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
+import duckdb
 import pytest
 from analytics_history import History, copy_empty_warehouse
 from command_line.run import expect_error, gpu_flows
@@ -18,6 +19,7 @@ from gpu_flows.analytics.figures import gantt
 from gpu_flows.analytics.figures.catalogue import CHARTS
 from gpu_flows.analytics.figures.chart import Drawn, Scope, list_views, read_chart
 from gpu_flows.analytics.pages import Table, format_cell, render_page
+from gpu_flows.analytics.query_runner import QueryResult, run_query
 from gpu_flows.analytics.report import Report, find_scope, read_report, render_report
 from gpu_flows.analytics.report_tables import read_numbers
 from gpu_flows.cli import charts
@@ -75,6 +77,24 @@ def test_numbers_and_tables_agree_with_each_other(report: Report) -> None:
     assert report.measures["stops"] == figure(report, "preemption").data.rows[0][1] > 0
 
 
+def test_gpu_hours_mean_the_same_everywhere(tmp_path: Path) -> None:
+    """Two jobs share a device for an hour: that is half an hour for each."""
+    history = History(tmp_path)
+    history.device("d0")
+    for job_id in ("a", "b"):
+        history.run(job_id, 0, 0, 3600, "d0")
+    history.query("select 1")
+    database = tmp_path / "warehouse.duckdb"
+    report = read_report(find_scope(database, "pool", 3600))
+    assert report.measures["gpu_hours"] == pytest.approx(1)
+    assert [row[2] for row in figure(report, "gpu-hours").data.rows] == [pytest.approx(1)]
+    for title in ("Policies compared", "Users"):
+        assert [row["gpu_hours"] for row in rows(report, title)] == [pytest.approx(1)], title
+    for query in ("gpu_hours", "who", "jobs_per_week"):
+        found = run_query(database, query)
+        assert [row[found.columns.index("gpu_hours")] for row in found.rows] == [1], query
+
+
 def test_the_time_ends_with_the_last_fact_and_counts_in_part(tmp_path: Path) -> None:
     history = History(tmp_path)
     history.device("d0")
@@ -105,6 +125,32 @@ def test_a_large_history_is_summed_up(warehouse: Path, monkeypatch: pytest.Monke
     drawn = read_chart(replace(gantt.CHART, most_rows=50), scope, set())
     assert drawn.drawing is not None
     assert drawn.drawing.figure.data[0].type == "heatmap"
+
+
+def test_a_figure_that_cannot_be_drawn_spares_the_others(warehouse: Path) -> None:
+    def fail(*_: QueryResult) -> None:
+        raise TypeError("no such colour")
+
+    first = replace(CHARTS[0], draw=fail)
+    drawn = read_chart(first, find_scope(warehouse, POOL, WEEK), set(first.views))
+    assert drawn.drawing is None
+    assert "cannot be drawn" in drawn.missing
+    assert "no such colour" in drawn.missing
+    assert drawn.data.rows
+
+
+def test_turnarounds_of_an_unknown_policy_are_drawn(tmp_path: Path) -> None:
+    history = History(tmp_path)
+    history.device("d0")
+    for number, policy in enumerate(("fifo", "?")):
+        history.run(f"job-{number}", 0, 100 * number, 100 * number + 50, "d0", policy=policy)
+    history.query("select 1")
+    database = tmp_path / "warehouse.duckdb"
+    with duckdb.connect(str(database)) as connection:
+        connection.execute("update attempts set policy = null where policy = '?'")
+    drawing = chart("turnaround-by-policy", find_scope(database, "pool", WEEK)).drawing
+    assert drawing is not None
+    assert {line.name for line in drawing.figure.data} == {"fifo (1)", "no policy (1)"}
 
 
 def test_an_older_warehouse_lacks_views_and_the_report_says_so(warehouse: Path) -> None:

@@ -13,7 +13,7 @@ from gpu_flows.analytics.figures.chart import Drawn
 from gpu_flows.analytics.figures.heat import MOST_ROWS
 from gpu_flows.analytics.figures.intervals import draw_groups, draw_lines
 from gpu_flows.analytics.figures.simulated import POINTS, gantt_of, turnaround_of, utilization_of
-from gpu_flows.analytics.figures.theme import Drawing
+from gpu_flows.analytics.figures.theme import COLOURS, GREY, Drawing
 from gpu_flows.schedulers.cluster.spec import declare
 from gpu_flows.schedulers.model import Job
 from gpu_flows.schedulers.policy import make_policy
@@ -140,9 +140,11 @@ def test_calibration_of_many_jobs_stays_small() -> None:
 
 def test_intervals_of_groups_and_of_lines() -> None:
     groups = draw_groups(
-        {"batch": {"fifo": (900.0, 20.0), "dally, tuned": (700.0, 10.0)}, EVIL: {"rl": (1.0, 0.0)}}
+        {"batch": {"fifo": (900.0, 20.0), "dally, tuned": (700.0, 10.0)}, EVIL: {"rl": (1.0, 0.0)}},
+        looked_at=("dally,",),
     )
     dots, means = groups.figure.data
+    assert list(dots.marker.color) == [GREY, COLOURS[0], GREY]
     assert (list(dots.x), list(dots.error_x.array), list(dots.y)) == ([900, 700, 1], [20, 10, 0], [1, 2, 4])
     assert (list(means.x), means.text[0].strip()) == ([920, 710, 1], "900")
     assert list(groups.figure.layout.yaxis.ticktext[:3]) == ["<b>batch</b>", "fifo", "dally, tuned"]

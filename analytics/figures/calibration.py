@@ -43,13 +43,12 @@ TIME = Scale(format_duration, [0.1, 1, 10, 60, 600, 3600, 6 * 3600, 86_400, 7 * 
 
 def calibration_of(key: str, title: str, points: Mapping[str, Sequence[Point]], scale: Scale) -> Drawn:
     """Return a figure with a dot for each job, in one colour for each way of predicting."""
-    drawing = draw_calibration(points, scale)
-    return Drawn(
+    return Drawn.of(
         key=key,
         title=title,
         meaning="On the diagonal the prediction was exact; above it, a job needed more than predicted.",
-        drawing=drawing,
-        missing="" if drawing else "No job with a prediction has completed.",
+        drawing=draw_calibration(points, scale),
+        when_empty="No job with a prediction has completed.",
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -10,6 +11,8 @@ from typing import Any
 
 from gpu_flows.analytics.figures.theme import MOST_MARKS, Drawing
 from gpu_flows.analytics.query_runner import QueryError, QueryResult, run_query
+
+logger = logging.getLogger(__name__)
 
 TIMEOUT_S, MEMORY_MB = 120.0, 2048  # of a query
 
@@ -61,6 +64,20 @@ class Drawn:
     missing: str = ""
     data: QueryResult = field(default_factory=lambda: QueryResult([], [], False))
 
+    @classmethod
+    def of(
+        cls,
+        key: str,
+        title: str,
+        meaning: str,
+        drawing: Drawing | None,
+        when_empty: str,
+        data: QueryResult | None = None,
+    ) -> Drawn:
+        """Return the figure; `when_empty` is the reason if there is none."""
+        missing = "" if drawing else when_empty
+        return cls(key, title, meaning, drawing, missing, data or QueryResult([], [], False))
+
 
 def read_chart(chart: Chart, scope: Scope, views: set[str]) -> Drawn:
     """Ask the warehouse, which has these views, and draw the figure. One that cannot be drawn says why."""
@@ -74,9 +91,13 @@ def read_chart(chart: Chart, scope: Scope, views: set[str]) -> Drawn:
         results += [scope.ask(query) for query in chart.queries[1:]]
     except QueryError as error:
         return Drawn(chart.key, chart.title, chart.meaning, missing=str(error))
-    drawing = chart.draw(*results)
-    missing = "" if drawing else chart.when_empty
-    return Drawn(chart.key, chart.title, chart.meaning, drawing, missing, results[0])
+    try:
+        drawing = chart.draw(*results)
+    except Exception as error:  # of values that nobody thought of; the other figures are shown nevertheless
+        logger.debug("Figure %s cannot be drawn", chart.key, exc_info=True)
+        missing = f"It cannot be drawn, which is a defect of gpu-flows: {error!r}"
+        return Drawn(chart.key, chart.title, chart.meaning, None, missing, results[0])
+    return Drawn.of(chart.key, chart.title, chart.meaning, drawing, chart.when_empty, results[0])
 
 
 def list_views(scope: Scope) -> set[str]:

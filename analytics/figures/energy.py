@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gpu_flows.analytics.figures.chart import Chart
 from gpu_flows.analytics.figures.named_bars import draw_named_bars
-from gpu_flows.analytics.figures.theme import COLOURS, MOST_NAMES, Drawing
+from gpu_flows.analytics.figures.theme import COLOURS, Drawing
 from gpu_flows.analytics.query_runner import QueryResult
 
 _ENERGY = """
@@ -20,18 +20,10 @@ order by energy_kwh desc, user_name
 
 
 def draw_energy(found: QueryResult) -> Drawing | None:
-    """Draw a bar for each user, the largest on top; the last one is that of all others."""
+    """Draw a bar for each user, the largest on top."""
     rows = [(user, energy) for user, _, energy in found.rows]
-    total = sum(energy for _, energy in rows)
-    if not total:
-        return None
-    shown, others = rows[:MOST_NAMES], rows[MOST_NAMES:]
-    if others:
-        shown.append((f"{len(others):,} others", sum(energy for _, energy in others)))
-    names, values = zip(*shown, strict=True)
-    texts = [f"{energy:,.3g} kWh" for energy in values]
-    figure = draw_named_bars(names, values, "kWh", texts, COLOURS[2])
-    return Drawing(figure, f"{total:,.4g} kWh in all, over the whole of the jobs that ran in this time")
+    remark = ", over the whole of the jobs that ran in this time"
+    return draw_named_bars(rows, "kWh", lambda own, _: f"{own:,.3g} kWh", COLOURS[2], remark)
 
 
 CHART = Chart(

@@ -22,7 +22,7 @@ _ERRORS = f"""
 with estimates as (
     select horizon_s, p50_error_s, covered, ntile({GROUPS}) over (order by horizon_s) as part
     from eta_errors
-    where pool = $pool and made > $since and made <= $until and horizon_s > 0 and p50_error_s is not null
+    where pool = $pool and made > $since and made <= $until and horizon_s > 0
 )
 select median(horizon_s) as horizon_s, count(*) as estimates, quantile_cont(p50_error_s, 0.1) as p10_error_s,
     median(p50_error_s) as median_error_s, quantile_cont(p50_error_s, 0.9) as p90_error_s,
@@ -40,8 +40,8 @@ def draw_eta(found: QueryResult) -> Drawing | None:
     horizons, counts, low, middle, high, covered = (list(values) for values in zip(*found.rows, strict=True))
     edge = {"mode": "lines", "line": {"width": 0}, "hoverinfo": "skip", "x": horizons}
     texts = [
-        f"{format_duration(horizon)} ahead: off by {format_duration(error)}"
-        f"<br>{count:,} estimates, {share:.0f}% covered"
+        f"{format_duration(horizon)} ahead: off by {'?' if error is None else format_duration(error)}"
+        f"<br>{count:,} estimates, {share:.0f}% in time"
         for horizon, error, count, share in zip(horizons, middle, counts, covered, strict=True)
     ]
     traces = [
@@ -65,7 +65,8 @@ def draw_eta(found: QueryResult) -> Drawing | None:
     share = sum(each * count for each, count in zip(covered, counts, strict=True)) / total
     return Drawing(
         figure,
-        f"{total:,} estimates; {share:.0f}% of the jobs were within their p90, of which 90% is the goal",
+        f"{total:,} estimates of starts and ends; for {share:.0f}% it was no later than their p90, of which"
+        " 90% is the goal",
     )
 
 

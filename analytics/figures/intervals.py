@@ -9,12 +9,6 @@ from plotly import graph_objects as go
 from gpu_flows.analytics.figures.theme import COLOURS, GREY, Drawing, line_styles, make_figure, name_of
 
 ROW, MARGINS = 20, 70  # heights in pixels
-# By how a name begins.
-LOOKED_AT = {
-    "dally,": COLOURS[0],
-    "patient": COLOURS[1],
-    "rl": COLOURS[1],
-}  # others are grey
 
 Interval = tuple[float, float]
 """(mean, half of the width of its interval)."""
@@ -22,8 +16,11 @@ Point = tuple[float, float, float]
 """(where on the x axis, mean, half of the width of its interval)."""
 
 
-def draw_groups(groups: Mapping[str, Mapping[str, Interval]], subtitle: str = "") -> Drawing:
-    """Draw the interval of each scheduler in each group, on a logarithmic scale."""
+def draw_groups(
+    groups: Mapping[str, Mapping[str, Interval]], subtitle: str = "", looked_at: Sequence[str] = ()
+) -> Drawing:
+    """Draw the interval of each scheduler in each group, on a logarithmic scale. Schedulers are grey, but
+    those whose names begin like one of `looked_at`."""
     rows: list[tuple[str, float, float]] = []
     labels: list[str] = []  # of each row; a group begins with its own name
     places: list[int] = []
@@ -37,7 +34,7 @@ def draw_groups(groups: Mapping[str, Mapping[str, Interval]], subtitle: str = ""
         x=[mean for _, mean, _ in rows],
         y=places,
         mode="markers",
-        marker={"color": [_colour_of(name) for name, *_ in rows], "size": 9, "symbol": "diamond"},
+        marker={"color": [_colour_of(name, looked_at) for name, *_ in rows], "size": 9, "symbol": "diamond"},
         error_x={"array": [half for *_, half in rows], "thickness": 1.2, "width": 3, "color": GREY},
         hovertext=[f"{name_of(name)}: {mean:,.4g} ± {half:,.2g}" for name, mean, half in rows],
         hoverinfo="text",
@@ -62,8 +59,9 @@ def draw_groups(groups: Mapping[str, Mapping[str, Interval]], subtitle: str = ""
     return Drawing(figure, subtitle)
 
 
-def _colour_of(name: str) -> str:
-    return next((colour for beginning, colour in LOOKED_AT.items() if name.startswith(beginning)), GREY)
+def _colour_of(name: str, looked_at: Sequence[str]) -> str:
+    pairs = zip(looked_at, COLOURS, strict=False)
+    return next((colour for beginning, colour in pairs if name.startswith(beginning)), GREY)
 
 
 def draw_lines(lines: Mapping[str, Sequence[Point]], axis: str, subtitle: str = "") -> Drawing:

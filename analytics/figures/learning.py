@@ -24,13 +24,12 @@ Curve = Sequence[tuple[float, float]]
 
 def learning_of(curves: Mapping[str, Curve]) -> Drawn:
     """Return a figure with a line for each training."""
-    drawing = draw_learning(curves)
-    return Drawn(
+    return Drawn.of(
         key="learning",
         title="Learning curves",
         meaning="Mean turnaround in training against the baseline policy; below 0 the policy is better.",
-        drawing=drawing,
-        missing="" if drawing else "No training has recorded a point.",
+        drawing=draw_learning(curves),
+        when_empty="No training has recorded a point.",
     )
 
 

@@ -2,35 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from plotly import graph_objects as go
 
-from gpu_flows.analytics.figures.theme import COLOURS, make_figure, name_of
+from gpu_flows.analytics.figures.theme import MOST_NAMES, Drawing, make_figure, name_of
 
 ROW, MARGINS = 30, 96  # heights in pixels
 
 
 def draw_named_bars(
-    names: Sequence[object],
-    values: Sequence[float],
+    rows: Sequence[tuple[str, float]],
     unit: str,
-    texts: Sequence[str],
-    colour: str = COLOURS[0],
-) -> go.Figure:
-    """Draw the values, the first on top, with the unit on the axis and a text at each bar."""
+    describe: Callable[[float, float], str],
+    colour: str,
+    remark: str = "",
+) -> Drawing | None:
+    """Draw (name, value), the first on top. Of more than MOST_NAMES, the last bar is the sum of the others.
+    `describe` returns the text at a bar, from its value and the sum of all."""
+    total = sum(value for _, value in rows)
+    if not total:
+        return None
+    shown, others = list(rows[:MOST_NAMES]), rows[MOST_NAMES:]
+    if others:
+        shown.append((f"{len(others):,} others", sum(value for _, value in others)))
     bars = go.Bar(
         orientation="h",
-        y=[name_of(name, 28) for name in names],
-        x=list(values),
+        y=[name_of(name, 28) for name, _ in shown],
+        x=[value for _, value in shown],
         marker={"color": colour},
-        text=list(texts),
+        text=[describe(value, total) for _, value in shown],
         textposition="auto",
         textangle=0,
         hovertemplate="%{y}: %{text}<extra></extra>",
         showlegend=False,
     )
-    figure = make_figure([bars], height=MARGINS + ROW * max(len(names), 3))
+    figure = make_figure([bars], height=MARGINS + ROW * max(len(shown), 3))
     figure.update_xaxes(title={"text": unit}, rangemode="tozero")
     figure.update_yaxes(type="category", autorange="reversed", showgrid=False)
-    return figure
+    return Drawing(figure, f"{total:,.4g} {unit} in all{remark}")

@@ -10,11 +10,12 @@ from gpu_flows.analytics.query_runner import QueryResult
 
 _COSTS = """
 -- What did it cost to stop jobs?
-select kind, count(*) as stops, avg(stopping_s) as stopping_s, avg(restart_s) as restart_s,
-    avg(lost_s) as lost_s, avg(waited_s) as waited_s, sum(lost_s * gpus_before) / 3600 as lost_gpu_hours
+select coalesce(kind, 'other') as kind, count(*) as stops, avg(stopping_s) as stopping_s,
+    avg(restart_s) as restart_s, avg(lost_s) as lost_s, avg(waited_s) as waited_s,
+    sum(lost_s * gpus_before) / 3600 as lost_gpu_hours
 from preemptions
 where pool = $pool and requested > $since and requested <= $until
-group by kind
+group by all
 order by stops desc, kind
 """
 PARTS = (

@@ -35,13 +35,12 @@ STRIP, GAP, MARGINS = 84, 30, 90  # heights in pixels
 
 def gantt_of(policy: str, simulation: Simulation, use: DeviceUse | None = None) -> Drawn:
     """Return which job held which device under a policy."""
-    drawing = _draw_gantt(simulation, use)
-    return Drawn(
+    return Drawn.of(
         key="gantt",
         title=f"Devices over time: {policy}",
         meaning="Each row is a device, or several neighbouring ones; what is empty or pale is idle time.",
-        drawing=drawing,
-        missing="" if drawing else "No job ran.",
+        drawing=_draw_gantt(simulation, use),
+        when_empty="No job ran.",
     )
 
 
@@ -96,13 +95,12 @@ def _draw_shares(devices: Sequence[str], use: DeviceUse) -> Drawing | None:
 def turnaround_of(turnarounds: Mapping[str, Floats]) -> Drawn:
     """Return the distribution of turnarounds under each policy."""
     curves = {policy: _cumulate(np.sort(values)) for policy, values in turnarounds.items()}
-    drawing = draw_distributions(curves, {policy: len(values) for policy, values in turnarounds.items()})
-    return Drawn(
+    return Drawn.of(
         key="turnaround",
         title="Turnaround of jobs",
         meaning="The share of jobs that took no longer, from submission to end; further left is better.",
-        drawing=drawing,
-        missing="" if drawing else "No job finished.",
+        drawing=draw_distributions(curves, {policy: len(values) for policy, values in turnarounds.items()}),
+        when_empty="No job finished.",
         data=_summarize(turnarounds),
     )
 
@@ -126,13 +124,12 @@ def _summarize(turnarounds: Mapping[str, Floats]) -> QueryResult:
 def utilization_of(uses: Mapping[str, DeviceUse]) -> Drawn:
     """Return how busy all devices were over time, in a strip for each policy above a common time axis: lines
     in one plot would hide each other."""
-    drawing = _draw_strips(uses)
-    return Drawn(
+    return Drawn.of(
         key="utilization",
         title="Utilization over time",
         meaning="The mean of all devices; what is not blue was not used.",
-        drawing=drawing,
-        missing="" if drawing else "No job ran.",
+        drawing=_draw_strips(uses),
+        when_empty="No job ran.",
     )
 
 

@@ -1,10 +1,14 @@
 """The time axis. Times are dates in local time; those of a simulation, whose clock starts at the epoch, are
-durations since then."""
+durations since then.
+
+Dates have the offset from UTC that is in force at the end, also before summer time began or ended: otherwise
+an hour of the axis would lack or come twice, and bars, whose lengths are durations, would overlap.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
 from gpu_flows.analytics.figures.theme import format_duration
@@ -17,6 +21,11 @@ _UNITS = (("days", 86_400.0), ("hours", 3600.0), ("minutes", 60.0), ("seconds", 
 def seconds_of(time: Any) -> float:
     """Return a time as seconds since the epoch: a timestamp of a query, or the seconds of a simulation."""
     return time.timestamp() if isinstance(time, datetime) else float(time)
+
+
+def _offset(seconds: float) -> timedelta:
+    """Return how far local time is ahead of UTC at this time."""
+    return datetime.fromtimestamp(seconds).astimezone().utcoffset() or timedelta()
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +48,7 @@ class TimeAxis:
         """Return the position of a time on the axis."""
         if not self.has_dates:
             return seconds / self._unit[1]
-        return datetime.fromtimestamp(seconds).isoformat(sep=" ", timespec="milliseconds")
+        return self._date(seconds).isoformat(sep=" ", timespec="milliseconds")
 
     def length(self, seconds: float) -> float:
         """Return the length of a bar that takes so long."""
@@ -49,11 +58,16 @@ class TimeAxis:
         """Return a time as a hover text has it."""
         if not self.has_dates:
             return format_duration(seconds)
-        return datetime.fromtimestamp(seconds).isoformat(sep=" ", timespec="seconds")
+        return self._date(seconds).isoformat(sep=" ", timespec="seconds")
+
+    def _date(self, seconds: float) -> datetime:
+        return datetime.fromtimestamp(seconds, timezone(_offset(self.last))).replace(tzinfo=None)
 
     def layout(self) -> dict[str, Any]:
         """Return the settings of plotly's axis."""
         ends = [self.at(self.first), self.at(max(self.last, self.first + 1e-3))]
         if self.has_dates:
-            return {"type": "date", "range": ends, "nticks": MOST_TICKS}
+            changes = _offset(self.first) != _offset(self.last)
+            zone = str(timezone(_offset(self.last))) if changes else ""
+            return {"type": "date", "range": ends, "nticks": MOST_TICKS, "title": {"text": zone}}
         return {"type": "linear", "range": ends, "title": {"text": f"{self._unit[0]} of the simulation"}}

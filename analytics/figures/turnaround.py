@@ -23,7 +23,8 @@ QUANTILES = 100
 _TURNAROUNDS = f"""
 -- How are turnarounds distributed under each policy?
 with ended as (
-    select policy, turnaround_s, count(*) over (partition by policy) as jobs
+    select coalesce(nullif(job_history.policy, ''), 'no policy') as policy, turnaround_s,
+        count(*) over (partition by job_history.policy) as jobs
     from job_history
     where pool = $pool and ended > $since and ended <= $until and attempts > 0 and turnaround_s is not null
 ),

@@ -1,6 +1,8 @@
 -- Each recorded forecast of when a job starts, or ends, beside when it really did. Starts count for jobs that
--- started, and ends for jobs that completed. A start that had been decided when the forecast was made is left out.
+-- started, and ends for jobs that completed. What has not happened counts as soon as it is later than the 90th
+-- percentile: its errors are NULL. A start that had been decided when the forecast was made is left out.
 --   horizon_s     how far ahead the median was
+--   happened      NULL: not yet, or never, because the job ended otherwise
 --   p50_error_s   by how much the job was later than the median; below 0 if it was earlier
 --   covered       whether it was no later than the 90th percentile
 create or replace view eta_errors as
@@ -20,7 +22,8 @@ select
     if(quantity = 'start', first_started, if(outcome = 'completed', ended, null)) as happened,
     seconds(p50, happened) as p50_error_s,
     seconds(p90, happened) as p90_error_s,
-    happened <= p90 as covered
+    coalesce(happened <= p90, false) as covered
 from told
 join job_history using (job_id)
-where made < happened and (quantity = 'end' or p50 > made);
+join pool_clock on pool_clock.pool = told.pool
+where if(happened is null, p90 < coalesce(ended, last_fact), made < happened) and (quantity = 'end' or p50 > made);

@@ -1,7 +1,8 @@
 -- How good forecasts were, by how far ahead they were. Of each job count its very first forecast (horizon
 -- 'first'), and the first one that was made from each other distance: a job with many forecasts weighs no more.
 --   covered_percent   how many jobs were no later than the 90th percentile: 90 if it is right
---   error_percent     the mean error as a part of the mean horizon
+--   jobs              also those that are later than their 90th percentile and of which no error is known yet
+--   error_percent     the mean error as a part of the mean horizon of the same jobs
 create or replace view eta_quality as
 with placed as (
     select
@@ -34,6 +35,6 @@ select
     avg(abs(p50_error_s)) as mean_abs_error_s,
     median(p50_error_s) as median_error_s,
     avg(horizon_s) as mean_horizon_s,
-    100 * mean_abs_error_s / nullif(mean_horizon_s, 0) as error_percent
+    100 * mean_abs_error_s / nullif(avg(horizon_s) filter (where p50_error_s is not null), 0) as error_percent
 from counted
 group by pool, policy, quantity, horizon;

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 
 from gpu_flows.analytics.whatif.costs import Measured, PoolCosts
-from gpu_flows.analytics.whatif.record import PoolRecord, RecordedJob
+from gpu_flows.analytics.whatif.record import STOPPED, PoolRecord, RecordedJob
 from gpu_flows.analytics.whatif.running import policies_in_force
-from gpu_flows.analytics.whatif.workload import Workload
+from gpu_flows.analytics.whatif.workload import WAITS, Workload
 from gpu_flows.schedulers.model import all_devices
 from gpu_flows.schedulers.policy import policies
 from gpu_flows.schedulers.simulation.outcome import Simulation
@@ -32,12 +34,13 @@ def list_caveats(
 
 def _known_jobs(record: PoolRecord, workload: Workload) -> Iterator[str]:
     count = len(workload.measured)
-    yield f"{count:,} job{_s(count)} with recorded durations; figures are of these."
+    yield f"{_jobs(count)} with recorded durations; figures are of these."
     others = len(workload.arrivals) - count
     if others:
-        yield f"{others:,} other job{_s(others)} that competed with them are replayed and not counted."
+        are = _form(others, "is", "are")
+        yield f"{_jobs(others, 'other job')} that competed with them {are} replayed and not counted."
     for why, number in workload.left_out.items():
-        yield f"{number:,} job{_s(number)} not counted: {why}."
+        yield f"{_jobs(number)} not counted: {why}."
 
 
 def _known_costs(costs: PoolCosts, stops: bool) -> Iterator[str]:
@@ -63,30 +66,37 @@ def _assumed_of_jobs(record: PoolRecord, workload: Workload) -> Iterator[str]:
     took_part = [workload.jobs[arrival.job.id] for arrival in workload.arrivals]
     if number := sum(not each.is_complete for each in took_part):
         yield (
-            f"{number:,} job{_s(number)} recorded before gpu-flows kept what jobs ask for: nodes, GPU models,"
+            f"{_jobs(number)} recorded before gpu-flows kept what jobs ask for: nodes, GPU models,"
             " priorities of work queues and elastic sizes of these are not known."
         )
     for why, number in workload.estimated.items():
-        yield (
-            f"{number:,} job{_s(number)} that {why}: as long as expected, or as the typical job."
-            if why == "still waits"
-            else f"{number:,} job{_s(number)} that {why}: as long as expected, at least as long as so far."
-        )
+        guess = "or as the typical job" if why == WAITS else "at least as long as so far"
+        verb = _form(number, f"{why}s", why)
+        yield f"{_jobs(number)} that still {verb}: as long as expected, {guess}."
     if workload.cancelled:
         number = len(workload.cancelled)
-        yield f"{number:,} cancelled job{_s(number)} leave at the time of the cancellation, also if they run."
+        leave, run = _form(number, "leaves", "leave"), _form(number, "it runs", "they run")
+        yield f"{_jobs(number, 'cancelled job')} {leave} at the time of the cancellation, also if {run}."
     held = [each for each in took_part if each.counts and each.entered - each.job.submitted > HELD_S]
     if held:
         yield (
-            f"{len(held):,} job{_s(len(held))} entered the queue later than submitted (limits, holds,"
-            " dependencies, or no worker): they do so at the same times."
+            f"{_jobs(len(held))} entered the queue later than submitted (limits, holds, dependencies, or no"
+            " worker): in the replay, too."
         )
-    if any(_was_suspended(each) for each in took_part):
-        yield "Jobs that people suspended go on without a break."
+    breaks = Counter(why for each in took_part for why in _list_breaks(each))
+    for why, number in breaks.items():
+        yield f"{_jobs(number)} {why}: in the replay {_form(number, 'goes', 'go')} on without that break."
 
 
-def _was_suspended(each: RecordedJob) -> bool:
-    return any(attempt.outcome == "suspended" for attempt in each.attempts)
+def _list_breaks(each: RecordedJob) -> set[str]:
+    """Return why a job was off its devices between attempts, other than by a decision of a policy."""
+    if each.ran_after_end:
+        return {"run again after the end"}
+    return {
+        "suspended by people" if attempt.outcome == "suspended" else "run again after a failure"
+        for attempt, following in pairwise(each.attempts)
+        if attempt.outcome not in STOPPED and following.planned > attempt.until
+    }
 
 
 def _assumed_of_costs(record: PoolRecord, workload: Workload, costs: PoolCosts, stops: bool) -> Iterator[str]:
@@ -107,8 +117,8 @@ def _assumed_of_policies(record: PoolRecord, simulations: Sequence[Simulation]) 
     unknown = sum(each.job.expected_s is None for each in record.counted if each.has_run)
     if "expected duration" in needs and unknown:
         yield (
-            f"{unknown:,} job{_s(unknown)} had no expected duration, neither stated nor predicted: policies"
-            " that need one take them for endless."
+            f"{_jobs(unknown)} had no expected duration, neither stated nor predicted: policies that need one"
+            f" take {_form(unknown, 'it', 'them')} for endless."
         )
     if not record.protections:
         yield "Jobs are protected from preemption as by default: the settings were not recorded."
@@ -128,5 +138,9 @@ def _assumed_of_devices(record: PoolRecord, simulations: Sequence[Simulation]) -
     yield "Devices are away when they were recorded as sick or gone; drained nodes were not recorded."
 
 
-def _s(number: int) -> str:
-    return "s" * (number != 1)
+def _jobs(number: int, noun: str = "job") -> str:
+    return f"{number:,} {_form(number, noun, f'{noun}s')}"
+
+
+def _form(number: int, of_one: str, of_many: str) -> str:
+    return of_one if number == 1 else of_many

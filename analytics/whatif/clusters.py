@@ -27,6 +27,15 @@ def change_gpus(nodes: Sequence[Node], gpus: int) -> ChosenCluster:
     return _take(nodes, -gpus)
 
 
+def rename_devices(nodes: Sequence[Node]) -> list[Node]:
+    """Return the nodes with devices that are not those of the pool, though both may be declared and so have
+    the same names: outages and jobs that ran at the beginning are recorded of the pool's only."""
+    return [
+        replace(node, devices=tuple(replace(device, id=f"chosen/{device.id}") for device in node.devices))
+        for node in nodes
+    ]
+
+
 def _add(nodes: Sequence[Node], gpus: int) -> ChosenCluster:
     like = max(nodes, key=lambda node: len(node.devices))
     added: list[Node] = []

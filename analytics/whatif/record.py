@@ -16,6 +16,7 @@ from typing import Any
 
 from gpu_flows.analytics.query_runner import QueryError, QueryResult, run_query
 from gpu_flows.analytics.recorded_cluster import ALL_NODES, build_nodes
+from gpu_flows.analytics.recorded_pools import NotOnePool, find_only_pool
 from gpu_flows.analytics.simulated_facts import RUNTIME
 from gpu_flows.schedulers.model import Job, Node
 from gpu_flows.schedulers.protection import Protection
@@ -55,6 +56,7 @@ class RecordedJob:
     queued: float | None  # None: not recorded
     is_complete: bool  # whether everything that it asked for is recorded
     ended: float | None
+    ran_after_end: bool  # somebody ran it again after it had ended
     outcome: str
     attempts: tuple[RecordedAttempt, ...]
 
@@ -110,13 +112,15 @@ def read_record(
 ) -> PoolRecord:
     """Read the record of the jobs that were submitted in this time. Raises NoRecord."""
     try:
-        pool = pool or _only_pool(database, experiment)
+        pool = pool or find_only_pool(database, experiment)
         period = {"pool": pool, "since": since, "until": min(until, 9e11), "experiment": experiment}
         with ThreadPoolExecutor() as threads:  # each query is a process
             asked = (_JOBS, period), (_POOL, {"pool": pool})
             jobs, (known,) = threads.map(lambda each: _list_rows(run_query(database, *each)), asked)
     except QueryError as error:
         raise NoRecord(_explain(error, database)) from None
+    except NotOnePool as error:
+        raise NoRecord(str(error)) from None
     if not any(row["counts"] for row in jobs):
         raise NoRecord(f"Pool {pool!r} of {database} has no job that was submitted in this time.")
     recorded = [_build_job(row) for row in jobs]
@@ -132,16 +136,6 @@ def read_record(
         [(row.pop("time"), Protection(**row)) for row in known["protections"] or ()],
         known["interruptions"] or (),
     )
-
-
-def _only_pool(database: Path, experiment: str) -> str:
-    pools = [row["pool"] for row in _list_rows(run_query(database, _POOLS, {"experiment": experiment}))]
-    if len(pools) == 1:
-        return str(pools[0])
-    of = f" of experiment {experiment!r}" if experiment else ""
-    if not pools:
-        raise NoRecord(f"Warehouse {database} holds no jobs{of}.")
-    raise NoRecord(f"Warehouse {database} holds {len(pools)} pools{of}; choose one: {', '.join(pools)}.")
 
 
 def _explain(error: QueryError, database: Path) -> str:
@@ -179,6 +173,7 @@ def _build_job(row: Mapping[str, Any]) -> RecordedJob:
         row["queued"],
         row["is_complete"],
         row["ended"],
+        row["ran_after_end"],
         row["outcome"] or "",
         tuple(_build_attempt(each) for each in row["attempts"] or ()),
     )
@@ -209,8 +204,6 @@ def _list_policies(
     first = min(attempts, key=lambda attempt: attempt["started"])
     return [PolicyPeriod(first["planned"], first["policy"].removesuffix(" (failed)"), {})]
 
-
-_POOLS = "select distinct pool from jobs where $experiment in ('', experiment) order by pool"
 
 # The jobs that count, and those that were in the pool between their first submission and their last end.
 _JOBS = """
@@ -261,6 +254,9 @@ launched as (
     left join held using (job_id, attempt)
     group by job_id
 ),
+run_again as (
+    select job_id from job_ends join attempts using (job_id) where attempts.started > job_ends.ended
+),
 told as (
     select job_id, arg_min(value, time) as seconds from predictions where quantity = 'seconds' group by job_id
 )
@@ -271,6 +267,7 @@ select
     epoch_us(submitted) / 1e6 as submitted,
     epoch_us(queued) / 1e6 as queued,
     epoch_us(ended) / 1e6 as ended,
+    job_id in (from run_again) as ran_after_end,
     outcome,
     job_requests.job_id is not null as is_complete,
     gpus,

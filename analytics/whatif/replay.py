@@ -11,7 +11,7 @@ from typing import Any
 
 from gpu_flows.analytics.whatif import outcomes
 from gpu_flows.analytics.whatif.caveats import list_caveats
-from gpu_flows.analytics.whatif.clusters import ChosenCluster, change_gpus
+from gpu_flows.analytics.whatif.clusters import ChosenCluster, change_gpus, rename_devices
 from gpu_flows.analytics.whatif.costs import measure_costs
 from gpu_flows.analytics.whatif.outcomes import Figures, JobOutcome, UserEffect
 from gpu_flows.analytics.whatif.record import NoRecord, PoolRecord, read_record
@@ -126,7 +126,7 @@ def _maker(choice: Choice) -> MakePolicy:
 
 
 def _choose_cluster(own: Sequence[Node], gpus: int, nodes: Sequence[Node], cluster: str) -> ChosenCluster:
-    chosen = ChosenCluster(nodes, f"on {cluster}") if nodes else ChosenCluster(own, "")
+    chosen = ChosenCluster(rename_devices(nodes), f"on {cluster}") if nodes else ChosenCluster(own, "")
     if not gpus:
         return chosen
     changed = change_gpus(chosen.nodes, gpus)

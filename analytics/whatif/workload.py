@@ -17,6 +17,8 @@ from gpu_flows.analytics.whatif.record import STOPPED, PoolRecord, RecordedAttem
 from gpu_flows.schedulers.model import NO_PROGRESS, Progress
 from gpu_flows.schedulers.workload import Arrival
 
+RUNS, WAITS = "run", "wait"  # what jobs still do whose duration is estimated
+
 
 @dataclass(frozen=True, slots=True)
 class Workload:
@@ -25,7 +27,9 @@ class Workload:
     measured: set[str]  # the jobs that count in the figures
     cancelled: dict[str, float]  # job id -> when it was cancelled while it waited
     left_out: Counter[str] = field(default_factory=Counter)  # why jobs that count otherwise do not
-    estimated: Counter[str] = field(default_factory=Counter)  # jobs that take part with an estimated duration
+    estimated: Counter[str] = field(
+        default_factory=Counter
+    )  # jobs with an estimated duration, by what they still do
 
 
 def build_workload(record: PoolRecord, costs: PoolCosts) -> Workload:
@@ -38,7 +42,7 @@ def build_workload(record: PoolRecord, costs: PoolCosts) -> Workload:
         duration_s = _find_duration(each, costs, typical_s, found)
         if duration_s is None:
             continue
-        if each.has_run and each.counts:
+        if each.has_run and each.counts and not each.ran_after_end:
             found.measured.add(each.job.id)
         queued = each.queued if each.entered > each.job.submitted else None
         found.arrivals.append(
@@ -60,13 +64,15 @@ def _find_duration(each: RecordedJob, costs: PoolCosts, typical_s: float, found:
         left_out["has not ended"] += 1
         if each.attempts:
             so_far_s = work_s(each, costs)
-            found.estimated["still runs"] += 1
+            found.estimated[RUNS] += 1
             return max(so_far_s, each.job.expected_s or 0.0)
-        found.estimated["still waits"] += 1
+        found.estimated[WAITS] += 1
         return each.job.expected_s or typical_s
     if each.attempts:
         if not each.job.gpus:
             left_out["holds no device"] += 1
+        elif each.ran_after_end:  # how long it was nobody's job is not part of its turnaround
+            left_out["was run again after its end"] += 1
         return work_s(each, costs)
     if each.outcome == "cancelled":
         left_out["was cancelled while it waited"] += 1

@@ -36,6 +36,7 @@ COLUMNS = {
 OPTIONAL_COLUMNS = ("p50", "allocation")  # left out where the terminal is too narrow
 HIGHER_IS_BETTER = {"allocation"}
 USERS_SHOWN = 10
+MOST_ADDED = 100_000  # devices; more is a typing error, and would take for ever
 NOISE = 0.0005  # a change that is not shown
 
 
@@ -138,9 +139,12 @@ def _read_cluster(spec: str) -> list[Any]:
 
 def _parse_gpus(text: str) -> int:
     try:
-        return int(text or 0)
+        changed = int(text or 0)
     except ValueError:
         raise BadInput(f"--gpus {text!r} is no number of devices.", "Write +4 or -2.") from None
+    if changed > MOST_ADDED:
+        raise BadInput(f"--gpus {text} is too many; add at most {MOST_ADDED:,} devices.")
+    return changed
 
 
 def _parse_period(since: str, until: str) -> tuple[float, float]:

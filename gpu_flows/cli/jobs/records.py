@@ -65,7 +65,7 @@ told as (
     select list({{'quantity': quantity, 'made': made, 'p50_error_s': p50_error_s, 'p90_error_s': p90_error_s,
         'covered': covered}}) as forecasts
     from (
-        select * from eta_errors where job_id = $job
+        select * from eta_errors where job_id = $job and happened is not null
         qualify row_number() over (partition by quantity order by made) = 1
     )
 )
