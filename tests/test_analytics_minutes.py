@@ -123,7 +123,7 @@ def test_only_samples_that_are_old_enough_are_rolled_up_and_deleted(history: His
     assert count_samples(history) == 3600
     history.age_samples(5 * HOUR)
     assert rolled(history) == [(4 * HOUR, 2 * HOUR)]
-    assert count_samples(history) == 3 * 720 + 12  # three hours, and the minute before
+    assert count_samples(history) == 3 * 720 + 24  # three hours, and two minutes before
     assert history.query("select samples from utilization_by_device") == [(3600,)]
     history.age_samples(5 * HOUR + 500)  # not worth a transaction yet
     assert rolled(history)[0][0] == 4 * HOUR
@@ -161,6 +161,43 @@ def test_samples_that_arrive_after_their_minutes_were_rolled_up_count(history: H
         ("g0", 720, 3595.0, pytest.approx(50.0)),
         ("g1", 720, pytest.approx(3595.0), pytest.approx(90.0)),
     ]
+    assert history.query("from late_minutes") == []
+
+
+def test_late_samples_around_the_time_since_which_samples_are_kept_count(history: History) -> None:
+    for device in ("g0", "g1"):
+        history.device(device)
+    sample_all(history, "g0", 0, 5 * HOUR)
+    history.age_samples(5 * HOUR)
+    assert rolled(history) == [(4 * HOUR, 2 * HOUR)]
+    sample_all(history, "g1", 2 * HOUR - 240, 2 * HOUR + 60)
+    history.age_samples(5 * HOUR)
+    assert history.query("select device_id, samples, measured_s from utilization_by_device order by 1") == [
+        ("g0", 3600, pytest.approx(5 * HOUR - 5)),
+        ("g1", 60, pytest.approx(295.0)),
+    ]
+
+
+def test_a_simulation_in_the_same_file_delays_nothing(history: History) -> None:
+    history.device("g0")
+    sample_all(history, "g0", 0, HOUR)
+    history.age_samples(3 * HOUR)
+    history.run("simulated", -T, 100 - T, 40 * HOUR - T)
+    history.query("select 1")
+    assert history.query("from late_minutes") == []
+    assert rolled(history)[0][0] == 2 * HOUR
+
+
+def test_late_minutes_without_samples_are_forgotten_at_once(history: History) -> None:
+    history.device("g0")
+    sample_all(history, "g0", 0, 30)
+    sample_all(history, "g0", 40 * HOUR, 40 * HOUR + 30)
+    history.age_samples(42 * HOUR)
+    for number in range(30):  # each in an hour of its own
+        history.job(f"late{number}", 2 * HOUR + number * HOUR)
+    history.query("select 1")
+    assert history.query("select count(*) > 30 from late_minutes") == [(True,)]
+    history.age_once(42 * HOUR)
     assert history.query("from late_minutes") == []
 
 
