@@ -22,8 +22,8 @@ AGE = timedelta(hours=1)  # samples are rolled up at this age
 STEP = timedelta(hours=1)  # at most this much time in one transaction
 LEAST_STEP = timedelta(minutes=10)  # not more often than this much time has passed
 MINUTE, VALID = timedelta(minutes=1), timedelta(seconds=10)
-# Samples are kept for this time before `kept_since`: a last reading extends into the next minute, also when late
-# facts repeat the minute in which it does.
+# Samples are kept for this time before `kept_since`: a last reading extends into the next minute, also when
+# late facts repeat the minute in which it does.
 MARGIN = 2 * MINUTE
 
 _HAVE_EDGES = ["samples", "swaps", "allocations", "attempt_ends", "job_ends", "attempts", "jobs"]

@@ -6,7 +6,7 @@ import asyncio
 import math
 import re
 import time
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from gpu_flows.analytics import sample_minutes, sql_files
 from gpu_flows.analytics.facts import JobSubmitted, Sampled
+from gpu_flows.analytics.figures import energy, utilization
 from gpu_flows.analytics.query_runner import run_query
 from gpu_flows.blocks import Warehouse
 from gpu_flows.worker.recording import open_recorder
@@ -31,10 +32,19 @@ VIEWS = ["energy", "job_use", "piece_use", "policy_use", "pool_clock", "last_sam
          "utilization_by_device_minute"]  # fmt: skip
 
 
+# Two hours in 120 intervals: they have the edges of the minutes.
+FIGURES = [utilization.CHART, energy.CHART]
+BEGIN = datetime.fromtimestamp(T, UTC)
+SCOPE = {"pool": "pool", "since": BEGIN, "until": BEGIN + timedelta(hours=2)}
+
+
 def ask_everything(history: History) -> dict[str, list[tuple[Any, ...]]]:
-    """The rows of every view on samples, in an order that does not depend on rounding."""
+    """The rows of every view and figure on samples, in an order that does not depend on rounding."""
     with history.connect() as connection:
         answers = {name: connection.execute(f"from {name}").fetchall() for name in VIEWS}
+        answers |= {
+            f"figure {chart.key}": connection.execute(chart.sql, SCOPE).fetchall() for chart in FIGURES
+        }
     return {name: sorted(rows, key=_without_numbers) for name, rows in answers.items()}
 
 

@@ -36,7 +36,7 @@ CHART = Chart(
     key="gpu-hours",
     title="GPU-hours by user",
     meaning="How long the jobs of each user held devices; a job on four devices counts four times.",
-    queries=(f"-- Who held the devices?{GPU_HOURS}",),
+    sql=f"-- Who held the devices?{GPU_HOURS}",
     draw=draw_gpu_hours,
     when_empty="No job held a device in this time.",
 )
