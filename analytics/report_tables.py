@@ -12,7 +12,7 @@ from gpu_flows.analytics.pages import Number, Table
 
 def read_numbers(scope: Scope) -> tuple[list[Number], dict[str, Any]]:
     """Return the numbers as they are shown, and as they were read. Raises QueryError."""
-    found = scope.ask(_NUMBERS)
+    found = scope.ask(NUMBERS)
     read: dict[str, Any] = dict(zip(found.columns, found.rows[0], strict=True))
     jobs = [
         Number("Jobs submitted", f"{read['submitted']:,}"),
@@ -62,11 +62,10 @@ def _duration(seconds: float | None) -> str:
 
 
 # A job counts as ended in the time in which it ended, and as submitted in that in which it was.
-_NUMBERS = f"""
+NUMBERS = f"""
 -- How did the pool do?
-with ended as (
-    select * from job_history where pool = $pool and ended > $since and ended <= $until
-),
+with history as materialized (from job_history where pool = $pool),
+ended as (from history where ended > $since and ended <= $until),
 available as (
     select sum(shared_seconds(since, until, $since, $until)) as available_s
     from device_available where pool = $pool
@@ -75,12 +74,12 @@ busy as (
     select sum(shared_seconds(since, until, $since, $until)) as held_s from device_busy where pool = $pool
 )
 select
-    (select count(*) from jobs where pool = $pool and submitted between $since and $until) as submitted,
+    (select count(*) from history where submitted between $since and $until) as submitted,
     (select count(*) from ended) as ended,
     (select count(*) from ended where outcome = 'completed') as completed,
     (select count(*) from ended where outcome in ('failed', 'crashed', 'refused')) as failed,
-    (select count(*) from job_history where pool = $pool and state = 'waiting') as waiting,
-    (select count(*) from job_history where pool = $pool and state = 'running') as running,
+    (select count(*) from history where state = 'waiting') as waiting,
+    (select count(*) from history where state = 'running') as running,
     (
         select count(*) from attempt_history
         where pool = $pool and ended between $since and $until

@@ -6,7 +6,8 @@ released, or the policy changed (the view sample_edges), so every answer is the 
 
 A fact that arrives after its minute was rolled up is noted in `late_minutes`, in the transaction that loads
 it, and `roll_up` repeats that hour. This is not possible after the samples were deleted: late samples are
-then added as pieces of their own, and a late edge divides the piece that it is in evenly.
+then added as pieces of their own, and a late edge divides the piece that it is in evenly. Facts from before
+the first sample, as those of a simulation, whose clock begins in 1970, are never late.
 """
 
 from __future__ import annotations
@@ -21,6 +22,9 @@ AGE = timedelta(hours=1)  # samples are rolled up at this age
 STEP = timedelta(hours=1)  # at most this much time in one transaction
 LEAST_STEP = timedelta(minutes=10)  # not more often than this much time has passed
 MINUTE, VALID = timedelta(minutes=1), timedelta(seconds=10)
+# Samples are kept for this time before `kept_since`: a last reading extends into the next minute, also when
+# late facts repeat the minute in which it does.
+MARGIN = 2 * MINUTE
 
 _HAVE_EDGES = ["samples", "swaps", "allocations", "attempt_ends", "job_ends", "attempts", "jobs"]
 
@@ -34,13 +38,9 @@ def roll_up(warehouse: duckdb.DuckDBPyConnection, now: datetime) -> bool:
     """Roll up the next hour of samples, or repeat an hour for late facts, in one transaction. Returns whether
     there was anything to do."""
     rolled_until, kept_since = _read_clock(warehouse)
-    late = _find_time(warehouse, "select min(minute) from late_minutes")
-    if late is not None:
-        _roll_late_minutes(warehouse, late, min(late + STEP, rolled_until), kept_since)
-        return True
     target = _floor(now - AGE)
     if target - rolled_until < LEAST_STEP:
-        return False
+        return _repeat_late_minutes(warehouse, rolled_until, kept_since)
     first = _find_time(warehouse, "select min(time) from samples where time >= $1", rolled_until - VALID)
     since = min(target, max(rolled_until, _floor(first))) if first else target
     until = min(since + STEP, target)
@@ -63,28 +63,33 @@ def delete_old_samples(warehouse: duckdb.DuckDBPyConnection, before: datetime) -
     if until <= kept_since:
         return False
     warehouse.execute("begin")
-    # the minute before is kept, because its last reading extends into the next one
-    warehouse.execute("delete from samples where time < $1", [until - MINUTE])
+    warehouse.execute("delete from samples where time < $1", [until - MARGIN])
     warehouse.execute("update sample_clock set kept_since = $1", [until])
     warehouse.execute("commit")
     return True
 
 
-def _roll_late_minutes(
-    warehouse: duckdb.DuckDBPyConnection, since: datetime, until: datetime, kept_since: datetime
-) -> None:
+def _repeat_late_minutes(
+    warehouse: duckdb.DuckDBPyConnection, rolled_until: datetime, kept_since: datetime
+) -> bool:
+    earliest = "select min(minute) from late_minutes"
+    if (since := _find_time(warehouse, earliest)) is None:
+        return False
+    warehouse.execute(_DELETE_EMPTY_MINUTES, {"since": since})
+    if (since := _find_time(warehouse, earliest)) is None:
+        return True
+    until = min(since + STEP, rolled_until)
     warehouse.execute("begin")
-    if since >= kept_since:
+    if since >= kept_since - MARGIN:
         warehouse.execute("delete from sample_minutes where since >= $1 and since < $2", [since, until])
         _insert_minutes(warehouse, since, until)
     else:  # the samples of then were deleted: these are the late ones
-        until = min(until, kept_since - MINUTE)
-        if since < until:
-            _insert_minutes(warehouse, since, until)
-            warehouse.execute("delete from samples where time >= $1 and time < $2", [since, until])
-    done = max(until, since + MINUTE)
-    warehouse.execute("delete from late_minutes where minute >= $1 and minute < $2", [since, done])
+        until = min(until, kept_since - MARGIN)
+        _insert_minutes(warehouse, since, until)
+        warehouse.execute("delete from samples where time >= $1 and time < $2", [since, until])
+    warehouse.execute("delete from late_minutes where minute >= $1 and minute < $2", [since, until])
     warehouse.execute("commit")
+    return True
 
 
 def _insert_minutes(warehouse: duckdb.DuckDBPyConnection, since: datetime, until: datetime) -> None:
@@ -116,23 +121,39 @@ _NOTE_LATE_FACTS = f"""
 insert into late_minutes
 select distinct make_timestamptz(60_000_000 * minute)
 from (
-    select unnest([(us - 10_000_000) // 60_000_000, (us + 10_000_000) // 60_000_000]) as minute
+    select is_sample, unnest([(us - 10_000_000) // 60_000_000, (us + 10_000_000) // 60_000_000]) as minute
     from (
-        select try_cast(1e6 * try_cast(
-            coalesce(
-                fact ->> '$.time',
-                fact ->> '$.since',
-                fact ->> '$.ended',
-                fact ->> '$.started',
-                fact ->> '$.submitted'
-            ) as double
-        ) as bigint) as us
+        select
+            table_name = 'samples' as is_sample,
+            try_cast(1e6 * try_cast(
+                coalesce(
+                    fact ->> '$.time',
+                    fact ->> '$.since',
+                    fact ->> '$.ended',
+                    fact ->> '$.started',
+                    fact ->> '$.submitted'
+                ) as double
+            ) as bigint) as us
         from {INCOMING}
         where list_contains($1, table_name)
     )
     where us > 0 and us < (select epoch_us(rolled_until) from sample_clock)
 )
 where minute < (select epoch_us(rolled_until) // 60_000_000 from sample_clock)
+    and (is_sample or minute >= (select epoch_us(min(since)) // 60_000_000 from sample_minutes))
+"""
+
+# Those in which there is nothing to roll up. A sample can extend into the next minute.
+_DELETE_EMPTY_MINUTES = """
+delete from late_minutes
+where epoch_us(minute) // 60_000_000 not in (
+    select epoch_us(since) // 60_000_000 from sample_minutes where since >= $since
+    union
+    select unnest([epoch_us(time) // 60_000_000, (epoch_us(time) + 10_000_000) // 60_000_000])
+    from samples
+    where time >= make_timestamptz(epoch_us($since) - 10_000_000)
+        and time < (select rolled_until from sample_clock)
+)
 """
 
 _INSERT_MINUTES = """

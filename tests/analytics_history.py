@@ -40,9 +40,13 @@ class History:
 
     def age_samples(self, now: float) -> None:
         """Roll up and delete samples, as a worker would have done until now."""
-        assert self._recorder.drain(), self._recorder.trouble
-        while self._recorder.age_samples(datetime.fromtimestamp(T + now, UTC)):
+        while self.age_once(now):
             pass
+
+    def age_once(self, now: float) -> bool:
+        """Make one transaction of this. Returns whether there may be more to do."""
+        assert self._recorder.drain(), self._recorder.trouble
+        return self._recorder.age_samples(datetime.fromtimestamp(T + now, UTC))
 
     def query(self, sql: str) -> list[tuple[Any, ...]]:
         with self.connect() as connection:

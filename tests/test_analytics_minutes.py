@@ -6,7 +6,7 @@ import asyncio
 import math
 import re
 import time
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from gpu_flows.analytics import sample_minutes, sql_files
 from gpu_flows.analytics.facts import JobSubmitted, Sampled
+from gpu_flows.analytics.figures import energy, utilization
 from gpu_flows.analytics.query_runner import run_query
 from gpu_flows.blocks import Warehouse
 from gpu_flows.worker.recording import open_recorder
@@ -31,10 +32,19 @@ VIEWS = ["energy", "job_use", "piece_use", "policy_use", "pool_clock", "last_sam
          "utilization_by_device_minute"]  # fmt: skip
 
 
+# Two hours in 120 intervals: they have the edges of the minutes.
+FIGURES = [utilization.CHART, energy.CHART]
+BEGIN = datetime.fromtimestamp(T, UTC)
+SCOPE = {"pool": "pool", "since": BEGIN, "until": BEGIN + timedelta(hours=2)}
+
+
 def ask_everything(history: History) -> dict[str, list[tuple[Any, ...]]]:
-    """The rows of every view on samples, in an order that does not depend on rounding."""
+    """The rows of every view and figure on samples, in an order that does not depend on rounding."""
     with history.connect() as connection:
         answers = {name: connection.execute(f"from {name}").fetchall() for name in VIEWS}
+        answers |= {
+            f"figure {chart.key}": connection.execute(chart.sql, SCOPE).fetchall() for chart in FIGURES
+        }
     return {name: sorted(rows, key=_without_numbers) for name, rows in answers.items()}
 
 
@@ -123,7 +133,7 @@ def test_only_samples_that_are_old_enough_are_rolled_up_and_deleted(history: His
     assert count_samples(history) == 3600
     history.age_samples(5 * HOUR)
     assert rolled(history) == [(4 * HOUR, 2 * HOUR)]
-    assert count_samples(history) == 3 * 720 + 12  # three hours, and the minute before
+    assert count_samples(history) == 3 * 720 + 24  # three hours, and two minutes before
     assert history.query("select samples from utilization_by_device") == [(3600,)]
     history.age_samples(5 * HOUR + 500)  # not worth a transaction yet
     assert rolled(history)[0][0] == 4 * HOUR
@@ -161,6 +171,43 @@ def test_samples_that_arrive_after_their_minutes_were_rolled_up_count(history: H
         ("g0", 720, 3595.0, pytest.approx(50.0)),
         ("g1", 720, pytest.approx(3595.0), pytest.approx(90.0)),
     ]
+    assert history.query("from late_minutes") == []
+
+
+def test_late_samples_around_the_time_since_which_samples_are_kept_count(history: History) -> None:
+    for device in ("g0", "g1"):
+        history.device(device)
+    sample_all(history, "g0", 0, 5 * HOUR)
+    history.age_samples(5 * HOUR)
+    assert rolled(history) == [(4 * HOUR, 2 * HOUR)]
+    sample_all(history, "g1", 2 * HOUR - 240, 2 * HOUR + 60)
+    history.age_samples(5 * HOUR)
+    assert history.query("select device_id, samples, measured_s from utilization_by_device order by 1") == [
+        ("g0", 3600, pytest.approx(5 * HOUR - 5)),
+        ("g1", 60, pytest.approx(295.0)),
+    ]
+
+
+def test_a_simulation_in_the_same_file_delays_nothing(history: History) -> None:
+    history.device("g0")
+    sample_all(history, "g0", 0, HOUR)
+    history.age_samples(3 * HOUR)
+    history.run("simulated", -T, 100 - T, 40 * HOUR - T)
+    history.query("select 1")
+    assert history.query("from late_minutes") == []
+    assert rolled(history)[0][0] == 2 * HOUR
+
+
+def test_late_minutes_without_samples_are_forgotten_at_once(history: History) -> None:
+    history.device("g0")
+    sample_all(history, "g0", 0, 30)
+    sample_all(history, "g0", 40 * HOUR, 40 * HOUR + 30)
+    history.age_samples(42 * HOUR)
+    for number in range(30):  # each in an hour of its own
+        history.job(f"late{number}", 2 * HOUR + number * HOUR)
+    history.query("select 1")
+    assert history.query("select count(*) > 30 from late_minutes") == [(True,)]
+    history.age_once(42 * HOUR)
     assert history.query("from late_minutes") == []
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 from figure_helpers import EVIL, as_json, assert_harmless, result
@@ -19,6 +20,7 @@ from gpu_flows.analytics.figures.queue import draw_queue
 from gpu_flows.analytics.figures.theme import (
     COLOURS,
     MOST_NAMES,
+    Drawing,
     format_duration,
     job_colour,
     line_styles,
@@ -119,14 +121,17 @@ def test_names_of_jobs_are_harmless() -> None:
 
 def test_shares_and_utilization_are_heat_maps_of_devices_by_time() -> None:
     rows = [("n0 / 0", 2, after(0), 50.0), ("n0 / 0", 2, after(30), 100.0), ("n0 / 2", 1, None, None)]
-    for draw in (draw_shares, draw_utilization):
-        drawing = draw(result("device devices time percent", *rows))
+
+    def draw_each(rows: list[Any]) -> list[Drawing | None]:
+        return [draw_shares(rows), draw_utilization(result("device devices time percent", *rows))]
+
+    for drawing in draw_each(rows):
         assert drawing is not None
         [heat] = as_json(drawing)["data"]
         assert heat["y"] == ["n0 / 0", "n0 / 2"]
         assert heat["z"] == [[50, 100], [None, None]]
         assert "intervals of 30s" in drawing.subtitle
-        assert draw(result("device devices time percent", rows[2])) is None
+    assert draw_each(rows[2:]) == [None, None]
 
 
 # Waiting, turnaround, bounds
@@ -162,16 +167,17 @@ def test_a_box_for_each_user() -> None:
 
 def test_makespan_is_compared_with_the_bound_of_the_recorded_jobs() -> None:
     # Two jobs of 100 s for two devices each, one after the other, with 50 s between them for nothing.
-    jobs = [("a", 0.0, 100.0, 2, 100.0, 0), ("b", 0.0, 250.0, 2, 100.0, 0)]
     devices = [("d0", "n0", 0, "GTX", 11_000), ("d1", "n0", 1, "GTX", 11_000)]
-    drawing = draw_makespan(result("", *jobs), result("", *devices))
+    jobs = [("a", 0.0, 100.0, 2, 100.0, 0, devices), ("b", 0.0, 250.0, 2, 100.0, 0, None)]
+    drawing = draw_makespan(result("", *jobs))
     assert drawing is not None
     bound, measured = drawing.figure.data
     assert list(measured.text) == ["4m 10s", "2m 55s"]
     assert list(bound.text) == ["3m 20s", "2m 30s"]
     assert list(bound.x) == pytest.approx([200 / 250, 150 / 175])
     assert "makespan 25.0%" in drawing.subtitle
-    assert draw_makespan(result(""), result("", *devices)) is None
+    assert draw_makespan(result("")) is None
+    assert draw_makespan(result("", (*jobs[0][:-1], None))) is None
 
 
 # Use and its costs

@@ -115,16 +115,19 @@ def test_the_time_ends_with_the_last_fact_and_counts_in_part(tmp_path: Path) -> 
 
 def test_a_large_history_is_summed_up(warehouse: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     scope = find_scope(warehouse, POOL, WEEK)
-    bars = scope.ask(gantt.CHART.queries[0])
-    assert gantt.CHART.coarse is not None
-    shares = scope.ask(gantt.CHART.coarse.queries[0]).rows
-    begun, ended = scope.since, scope.until
-    held = sum((until - since).total_seconds() for *_, since, until, _ in bars.rows)
-    bin_s = (ended - begun).total_seconds() / 120
-    assert sum(row[3] / 100 * bin_s * row[1] for row in shares if row[3]) == pytest.approx(held, rel=1e-3)
-    drawn = read_chart(replace(gantt.CHART, most_rows=50), scope, set())
-    assert drawn.drawing is not None
-    assert drawn.drawing.figure.data[0].type == "heatmap"
+    bars = scope.ask(gantt.hold_query(most=1000)).rows
+    shares = scope.ask(gantt.hold_query(most=50)).rows
+    held = sum((row[6] - row[5]).total_seconds() for row in bars)
+    bin_s = (scope.until - scope.since).total_seconds() / 120
+    assert sum(row[9] / 100 * bin_s * row[8] for row in shares if row[9]) == pytest.approx(held, rel=1e-3)
+    coarse = replace(gantt.CHART, sql=gantt.hold_query(most=50))
+    for drawn, kind, columns in (
+        (read_chart(coarse, scope, set()), "heatmap", "device since devices held_percent"),
+        (chart("gantt", scope), "bar", "device job_id name user_name attempt since until outcome"),
+    ):
+        assert drawn.drawing is not None
+        assert drawn.drawing.figure.data[0].type == kind
+        assert drawn.data.columns == columns.split()
 
 
 def test_a_figure_that_cannot_be_drawn_spares_the_others(warehouse: Path) -> None:

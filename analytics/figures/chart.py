@@ -34,22 +34,21 @@ class Scope:
         )
 
 
-Draw = Callable[..., Drawing | None]
-"""From the results of the queries to a figure; None if they hold nothing to draw."""
+Draw = Callable[[QueryResult], Drawing | None]
+"""From the result of the query to a figure; None if it holds nothing to draw."""
 
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """How a figure is made. `coarse` takes its place if the first query has more rows than can be drawn."""
+    """How a figure is made: by one query, because each costs a process."""
 
     key: str
     title: str
     meaning: str  # in one sentence: what it shows, and how to read it
-    queries: tuple[str, ...]
+    sql: str
     draw: Draw
     when_empty: str
     views: tuple[str, ...] = ()  # that a warehouse may not have: an older gpu-flows has written it
-    coarse: Chart | None = None
     most_rows: int = MOST_MARKS
 
 
@@ -85,19 +84,30 @@ def read_chart(chart: Chart, scope: Scope, views: set[str]) -> Drawn:
         missing = f"This warehouse has no {' and no '.join(absent)} yet; a worker of this version adds it."
         return Drawn(chart.key, chart.title, chart.meaning, missing=missing)
     try:
-        results = [scope.ask(chart.queries[0], chart.most_rows)]
-        if results[0].truncated and chart.coarse:
-            return read_chart(chart.coarse, scope, views)
-        results += [scope.ask(query) for query in chart.queries[1:]]
+        found = scope.ask(chart.sql, chart.most_rows)
     except QueryError as error:
         return Drawn(chart.key, chart.title, chart.meaning, missing=str(error))
+    table = _make_table(found)
     try:
-        drawing = chart.draw(*results)
+        drawing = chart.draw(found)
     except Exception as error:  # of values that nobody thought of; the other figures are shown nevertheless
         logger.debug("Figure %s cannot be drawn", chart.key, exc_info=True)
         missing = f"It cannot be drawn, which is a defect of gpu-flows: {error!r}"
-        return Drawn(chart.key, chart.title, chart.meaning, None, missing, results[0])
-    return Drawn.of(chart.key, chart.title, chart.meaning, drawing, chart.when_empty, results[0])
+        return Drawn(chart.key, chart.title, chart.meaning, None, missing, table)
+    return Drawn.of(chart.key, chart.title, chart.meaning, drawing, chart.when_empty, table)
+
+
+def _make_table(found: QueryResult) -> QueryResult:
+    """Leave out columns that hold no value, or lists, which only the drawing needs."""
+    if not found.rows:
+        return found
+    shown = [
+        number
+        for number, values in enumerate(zip(*found.rows, strict=True))
+        if not all(value is None or isinstance(value, list) for value in values)
+    ]
+    rows = [tuple(row[number] for number in shown) for row in found.rows]
+    return QueryResult([found.columns[number] for number in shown], rows, found.truncated)
 
 
 def list_views(scope: Scope) -> set[str]:

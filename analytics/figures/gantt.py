@@ -35,30 +35,42 @@ from gpu_flows.analytics.query_runner import QueryResult
 NAMED = 0.03  # part of the time that a bar must take to bear the name of its job
 LARGEST_SHARE = 0.88  # of a row's height that bars take
 
-_HOLDS = f"""
--- What did each job hold, and when?
-with {NUMBERED_DEVICES}
-select
-    coalesce(numbered.device, holds.node) as device,
-    holds.job_id, jobs.name, jobs.user_name, holds.attempt,
-    greatest(holds.since, $since) as since, least(holds.until, $until) as until,
-    coalesce(attempt_ends.outcome, 'running') as outcome
-from device_holds as holds
-join jobs using (job_id)
-left join numbered on numbered.device_id = holds.device_id
-left join attempt_ends on attempt_ends.job_id = holds.job_id and attempt_ends.attempt = holds.attempt
-where holds.pool = $pool and holds.since < $until and holds.until > $since
-order by numbered.position, holds.since, holds.job_id
-"""
-_SHARES = f"""
--- Which part of neighbouring devices was held, in each interval?
+
+def hold_query(most: int) -> str:
+    """Return SQL for each hold; for the shares of time in which neighbouring devices were held if there are
+    more holds than `most`. One query, because each costs a process."""
+    return f"""
+-- What did each job hold, and when? Of a large history: which part of the devices was held in each interval?
 with {NUMBERED_DEVICES},
+holds as materialized (
+    select
+        numbered.position, coalesce(numbered.device, holds.node) as device,
+        holds.job_id, jobs.name, jobs.user_name, holds.attempt,
+        greatest(holds.since, $since) as since, least(holds.until, $until) as until,
+        coalesce(attempt_ends.outcome, 'running') as outcome
+    from device_holds as holds
+    join jobs using (job_id)
+    left join numbered on numbered.device_id = holds.device_id
+    left join attempt_ends on attempt_ends.job_id = holds.job_id and attempt_ends.attempt = holds.attempt
+    where holds.pool = $pool and holds.since < $until and holds.until > $since
+),
+size as materialized (select count(*) > {most} as is_large from holds),
 held as (select row, since, until from device_held join placed using (device_id) where pool = $pool),
-{cut("held", BINS)}
-select device, rows.devices, time, 100 * sum(within_s) / (any_value(bin_s) * rows.devices) as held_percent
-from rows left join pieces using (row)
-group by row, device, rows.devices, time
-order by row, time
+{cut("held", BINS)},
+shares as (
+    select row as position, device, devices, time as since,
+        100 * sum(within_s) / (any_value(bin_s) * devices) as held_percent
+    from rows left join pieces using (row)
+    group by row, device, devices, time
+),
+found as (
+    from holds where not (select is_large from size)
+    union all by name
+    from shares where (select is_large from size)
+)
+select device, job_id, name, user_name, attempt, since, until, outcome, devices, held_percent
+from found
+order by position, since, job_id
 """
 
 
@@ -76,8 +88,10 @@ class Hold(NamedTuple):
 
 
 def draw_gantt(found: QueryResult) -> Drawing | None:
-    """Draw every hold as a bar."""
-    return draw_holds([Hold(*row) for row in found.rows])
+    """Draw every hold as a bar, or a heat map where there are too many."""
+    if found.rows and found.rows[0][1] is None:  # no job: shares
+        return draw_shares([(row[0], row[8], row[5], row[9]) for row in found.rows])
+    return draw_holds([Hold(*row[: len(Hold._fields)]) for row in found.rows])
 
 
 def draw_holds(holds: Sequence[Hold], devices: Iterable[str] = ()) -> Drawing | None:
@@ -170,12 +184,12 @@ def _describe(hold: Hold, begin: float, end: float, axis: TimeAxis) -> str:
     )
 
 
-def draw_shares(found: QueryResult) -> Drawing | None:
-    """Draw which part of neighbouring devices was held over time, where there are too many holds for bars."""
-    drawing = draw_heat(found.rows, "held")
+def draw_shares(rows: Sequence[tuple[Any, ...]]) -> Drawing | None:
+    """Draw (device, devices, time, percent): which part of neighbouring devices was held over time."""
+    drawing = draw_heat(rows, "held")
     if drawing is None:
         return None
-    most = max(devices for _, devices, _, _ in found.rows)
+    most = max(devices for _, devices, _, _ in rows)
     what = f"{most} neighbouring devices" if most > 1 else "the time"
     return Drawing(
         drawing.figure,
@@ -183,22 +197,12 @@ def draw_shares(found: QueryResult) -> Drawing | None:
     )
 
 
-_TITLE = "Devices over time"
-_EMPTY = "No job held a device in this time."
 CHART = Chart(
     key="gantt",
-    title=_TITLE,
-    meaning="Each row is a device and each bar the time that a job held it; gaps are idle time.",
-    queries=(_HOLDS,),
+    title="Devices over time",
+    meaning="Each row is a device, or several neighbouring ones: what jobs held, and when; gaps are idle.",
+    sql=hold_query(MOST_MARKS),
     draw=draw_gantt,
-    when_empty=_EMPTY,
-    coarse=Chart(
-        key="gantt",
-        title=_TITLE,
-        meaning="Each row is a device, or several neighbouring ones; pale cells are idle time.",
-        queries=(_SHARES,),
-        draw=draw_shares,
-        when_empty=_EMPTY,
-        most_rows=MOST_ROWS * BINS,
-    ),
+    when_empty="No job held a device in this time.",
+    most_rows=MOST_ROWS * BINS,
 )

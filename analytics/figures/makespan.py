@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from plotly import graph_objects as go
@@ -15,28 +16,32 @@ from gpu_flows.schedulers.workload import Arrival, allow_spanning
 
 MOST_JOBS = 10_000  # the bounds of more take too long
 
-# The fewest devices of a job's attempts, so that the bound is not above what an elastic job could do.
+# The fewest devices of a job's attempts, so that the bound is not above what an elastic job could do. The
+# devices stand in the first row.
 _JOBS = """
--- Which jobs ended, and what did they take?
-with sizes as (select job_id, min(gpus) as gpus from attempt_history where gpus > 0 group by job_id)
+-- Which jobs ended, what did they take, and which devices does the pool have?
+with sizes as (select job_id, min(gpus) as gpus from attempt_history where gpus > 0 group by job_id),
+cluster as (
+    select list(
+        (device_id, node, index, coalesce(model, ''), coalesce(memory_mb, 0)) order by node, index
+    ) as devices
+    from devices where pool = $pool
+)
 select job_id, epoch(submitted) as submitted_s, epoch(ended) as ended_s, sizes.gpus, run_s,
-    coalesce(gpu_memory_mb, 0) as gpu_memory_mb
+    coalesce(gpu_memory_mb, 0) as gpu_memory_mb,
+    if(row_number() over (order by submitted, job_id) = 1, (from cluster), null) as devices
 from job_history join sizes using (job_id)
 where pool = $pool and ended > $since and ended <= $until and turnaround_s is not null
 order by submitted, job_id
 """
-_DEVICES = """
--- Which devices does the pool have?
-select device_id, node, index, coalesce(model, '') as model, coalesce(memory_mb, 0) as memory_mb
-from devices where pool = $pool order by node, index
-"""
 
 
-def draw_makespan(jobs: QueryResult, devices: QueryResult) -> Drawing | None:
+def draw_makespan(jobs: QueryResult) -> Drawing | None:
     """Draw the measured makespan and mean turnaround beside their lower bounds."""
-    if not jobs.rows or not devices.rows:
+    devices = jobs.rows[0][-1] if jobs.rows else None
+    if not devices:
         return None
-    limits = bounds(allow_spanning(_arrival(*row) for row in jobs.rows), _nodes(devices))
+    limits = bounds(allow_spanning(_arrival(*row[:-1]) for row in jobs.rows), _nodes(devices))
     submitted, ended = ([row[column] for row in jobs.rows] for column in (1, 2))
     makespan = max(ended) - min(submitted)
     mean = sum(end - begin for begin, end in zip(submitted, ended, strict=True)) / len(jobs.rows)
@@ -78,9 +83,9 @@ def _arrival(job_id: str, submitted: float, _: float, gpus: int, run_s: float, m
     return Arrival(Job(job_id, submitted, gpus, memory_mb=memory_mb), run_s)
 
 
-def _nodes(devices: QueryResult) -> list[Node]:
+def _nodes(devices: Iterable[tuple[Any, ...]]) -> list[Node]:
     by_node: dict[str, list[Device]] = {}
-    for device_id, node, index, model, memory_mb in devices.rows:
+    for device_id, node, index, model, memory_mb in devices:
         by_node.setdefault(node, []).append(Device(device_id, node, index, model, memory_mb))
     return [Node(name, tuple(found)) for name, found in by_node.items()]
 
@@ -89,7 +94,7 @@ CHART = Chart(
     key="makespan",
     title="Distance to the best possible",
     meaning="No schedule of these jobs on these devices can be below the bound; a small gap is good.",
-    queries=(_JOBS, _DEVICES),
+    sql=_JOBS,
     draw=draw_makespan,
     when_empty="No job that held a device has ended in this time.",
     most_rows=MOST_JOBS,

@@ -54,7 +54,7 @@ CHART = Chart(
     key="preemption",
     title="What stopping jobs cost",
     meaning="The time of its devices that a job lost when it was stopped for others and continued later.",
-    queries=(_COSTS,),
+    sql=_COSTS,
     draw=draw_preemption,
     when_empty="No job was stopped for others in this time.",
 )

@@ -77,7 +77,7 @@ CHART = Chart(
     key="turnaround-by-policy",
     title="Turnaround by policy",
     meaning="The share of jobs that took no longer, from submission to end; further left is better.",
-    queries=(_TURNAROUNDS,),
+    sql=_TURNAROUNDS,
     draw=draw_turnaround_by_policy,
     when_empty="No job that ran has ended in this time.",
 )

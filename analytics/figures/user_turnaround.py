@@ -58,7 +58,7 @@ CHART = Chart(
     key="turnaround-by-user",
     title="Turnaround by user",
     meaning="Users whose boxes lie far to the right wait long for results; similar boxes mean fairness.",
-    queries=(_USERS,),
+    sql=_USERS,
     draw=draw_turnaround_by_user,
     when_empty="No job that ran has ended in this time.",
 )

@@ -12,12 +12,12 @@ _UTILIZATION = f"""
 -- How busy were the devices in each interval?
 with {NUMBERED_DEVICES},
 readings as (
-    select row, since, until, utilization
+    select row, since, until, utilization, measured_s / nullif(seconds(since, until), 0) as measured
     from device_readings join placed using (device_id)
     where utilization is not null
 ),
 {cut("readings", BINS)}
-select device, rows.devices, time, mean_over_time(utilization, within_s) as utilization_percent
+select device, rows.devices, time, mean_over_time(utilization, within_s * measured) as utilization_percent
 from rows left join pieces using (row)
 group by row, device, rows.devices, time
 order by row, time
@@ -33,7 +33,7 @@ CHART = Chart(
     key="utilization",
     title="Utilization",
     meaning="The stronger the colour, the busier the device; a device that is held and pale waits for data.",
-    queries=(_UTILIZATION,),
+    sql=_UTILIZATION,
     draw=draw_utilization,
     when_empty="No utilization was sampled in this time; simulated pools have no samples.",
     most_rows=MOST_ROWS * BINS,

@@ -21,7 +21,7 @@ create table sample_minutes (
     is_last             boolean   -- the device's last sample of all: valid for ten seconds once another one follows
 );
 
--- One row. Samples from `kept_since` on, and those of the minute before it, have not been deleted.
+-- One row. Samples from `kept_since` on, and those of the two minutes before it, have not been deleted.
 create table sample_clock (
     rolled_until        timestamptz,
     kept_since          timestamptz

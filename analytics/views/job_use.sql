@@ -1,19 +1,23 @@
--- What the samples tell about each job on each device that it held, over all its attempts. Jobs that share a device
--- share its energy evenly, and each has the utilization that the device had meanwhile. Unknown values are NULL.
+-- What the samples tell about each job on each device that it held, over all its attempts, and without a job about
+-- the energy of each device while nobody held it. Jobs that share a device share its energy evenly, and each has the
+-- utilization that the device had meanwhile. Unknown values are NULL.
 create or replace view job_use as
-with pieces as (
+with used as materialized (
+    from piece_use
+),
+pieces as (
     select
-        pieces.pool,
-        pieces.device_id,
-        pieces.since,
-        pieces.until,
-        if(pieces.holders > 0, energy_wh / pieces.holders, null) as energy_wh,
+        pool,
+        device_id,
+        since,
+        until,
+        if(holders > 0, energy_wh / holders, null) as energy_wh,
         utilization_s,
         measured_s
-    from device_pieces as pieces left join piece_use as used using (pool, device_id, since)
+    from used
 ),
 -- from the device's first piece to the end of this one: a hold is the difference of two
-counters as (
+counters as materialized (
     select
         pool,
         device_id,
@@ -43,4 +47,10 @@ from device_holds as holds
 join counters as first using (pool, device_id, since)
 join counters as last on last.pool = holds.pool and last.device_id = holds.device_id and last.until = holds.until
 where holds.until > holds.since
-group by holds.pool, job_id, holds.device_id;
+group by holds.pool, job_id, holds.device_id
+union all
+select pool, null, device_id, sum(energy_wh), null, null
+from used
+where holders = 0
+group by pool, device_id
+having sum(energy_wh) is not null;

@@ -1,8 +1,11 @@
 -- What the samples tell about each piece of a device's time (see device_pieces): its energy, and its utilization
--- as the integral over time (percent times seconds) of the time for which it is known. Pieces without samples are
--- left out, and so are times without samples.
+-- as the integral over time (percent times seconds) of the time for which it is known. Times without samples are
+-- left out; a piece without any has NULL.
 create or replace view piece_use as
-with readings as (
+with pieces as materialized (
+    from device_pieces
+),
+readings as (
     select
         device_id,
         since,
@@ -18,7 +21,7 @@ located as (
         pieces.pool,
         pieces.since as piece_since,
         coalesce(readings.until <= pieces.until, false) as is_within
-    from readings asof left join device_pieces as pieces
+    from readings asof left join pieces
         on pieces.device_id = readings.device_id and pieces.since <= readings.since
 ),
 shares as (
@@ -36,17 +39,19 @@ shares as (
         measured_s,
         shared_seconds(pieces.since, pieces.until, located.since, located.until)
             / seconds(located.since, located.until)
-    from located join device_pieces as pieces using (device_id)
+    from located join pieces using (device_id)
     where not is_within and pieces.since < located.until and located.since < pieces.until
+),
+sums as (
+    select
+        pool,
+        device_id,
+        since,
+        sum(energy_wh * share) as energy_wh,
+        sum(utilization_s * share) as utilization_s,
+        sum(measured_s * share) as measured_s
+    from shares
+    group by pool, device_id, since
 )
-select
-    pool,
-    device_id,
-    since,
-    any_value(until) as until,
-    any_value(holders) as holders,
-    sum(energy_wh * share) as energy_wh,
-    sum(utilization_s * share) as utilization_s,
-    sum(measured_s * share) as measured_s
-from shares join device_pieces using (pool, device_id, since)
-group by pool, device_id, since;
+select pool, device_id, since, until, holders, energy_wh, utilization_s, measured_s
+from pieces left join sums using (pool, device_id, since);
