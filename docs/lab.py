@@ -15,7 +15,8 @@ from gpu_flows.worker.status import read_status
 
 CLUSTER, POOL = "3x4:A100:80", "gpu"
 SHADOWS = ("srtf", "fair_share")
-PROTECTION = "10s"  # jobs of the pictures run for seconds, so they may be stopped soon
+START_S = 4  # about what a job needs to start, on a machine with other work
+PROTECTION = "15s"  # jobs of the pictures run for seconds, so they may be stopped soon
 # User, name, GPUs, jobs, seconds of each. The first of them fill the cluster, and the later ones wait.
 MORNING = (
     ("bob", "resnet-sweep", 1, 6, 40),
@@ -42,6 +43,8 @@ epochs = parser.parse_args().epochs
 saved = pathlib.Path(os.environ["GPU_FLOWS_CHECKPOINT_DIR"], "epoch")
 first = int(saved.read_text()) if saved.exists() else 1
 
+began = time.monotonic()
+
 def save_and_stop(*_):
     saved.write_text(str(epoch))
     sys.exit(85)
@@ -49,10 +52,7 @@ def save_and_stop(*_):
 for epoch in range(first, epochs + 1):
     signal.signal(signal.SIGTERM, save_and_stop)
     print(f"Epoch {epoch}/{epochs}", flush=True)
-    end = time.process_time() + 0.03
-    while time.process_time() < end:
-        pass
-    time.sleep(0.97)
+    time.sleep(max(0, began + epoch - first + 1 - time.monotonic()))
 """
 
 
@@ -80,7 +80,8 @@ class Lab:
         for user, name, gpus, count, seconds in jobs:
             array = ("--array", f"1-{count}") if count > 1 else ()
             needs = (*array, "--name", name, "--gpus", str(gpus), "--expected", f"{seconds}s")
-            self.cli("submit", *needs, "--", "python", "train.py", "--epochs", str(seconds), user=user)
+            epochs = str(seconds - START_S)
+            self.cli("submit", *needs, "--", "python", "train.py", "--epochs", epochs, user=user)
 
     def wait_for_forecast(self, name: str) -> str:
         """Wait until the start of a waiting job is forecast. Returns the id of its run."""

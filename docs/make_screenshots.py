@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,13 +24,15 @@ from typing import TYPE_CHECKING
 from lab import AFTERNOON, Lab, open_lab
 from pictures import IMAGES, open_browser, save, save_terminal
 
+from gpu_flows.common.retry import wait_until
+
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
 WIDTH = 1280
 TIMEOUT_MS = 120_000  # for a machine that has other work too
 JOB = "bert-finetune"
-SUBMIT = ("--name", JOB, "--gpus", "4", "--expected", "90s", "--", "python", "train.py", "--epochs", "90")
+SUBMIT = ("--name", JOB, "--gpus", "4", "--expected", "90s", "--", "python", "train.py", "--epochs", "86")
 AFTERNOON_S = 80.0  # how long the pool works under the second policy before it is looked back at
 
 
@@ -55,8 +58,8 @@ class Camera:
         save(page, name)
         page.close()
 
-    def take_command(self, name: str, *words: str) -> None:
-        save_terminal(self.browser, name, [*words], self.lab.folder, self.lab.environment())
+    def take_command(self, name: str, *words: str, until: str = "") -> None:
+        save_terminal(self.browser, name, [*words], self.lab.folder, self.lab.environment(), until)
 
 
 def main() -> None:
@@ -72,7 +75,6 @@ def main() -> None:
         camera = Camera(lab, browser, address)
         take_morning(camera)
         take_switch(camera)
-        lab.submit(AFTERNOON)
         time.sleep(AFTERNOON_S)
         take_evening(camera)
     print(f"It took {time.monotonic() - began:.0f} s.")
@@ -99,24 +101,27 @@ def take_morning(camera: Camera) -> None:
     run = lab.wait_for_forecast(JOB)
     camera.take_command("queue", "queue")
     take_run(camera, run)
-    camera.take(camera.open(f"{lab.stack.ui_url}/v2/runs", 1000), "runs", still_s=4)
-    camera.take_command("why", "why", JOB)
+    camera.take(camera.open(f"{lab.stack.ui_url}/v2/runs", 1150), "runs", still_s=4)
+    camera.take_command("why", "why", JOB, until="would start")
     camera.take(camera.open(camera.dashboard, 1150), "dashboard")
-    page = camera.open(f"{camera.dashboard}/queue", 760)
+    page = camera.open(f"{camera.dashboard}/queue", 900)
     page.locator("a.open", has_text=JOB).click()
+    page.mouse.move(0, 0)  # so that no row looks pointed at
     page.locator("#panel").get_by_text("As things are").wait_for()
     camera.take(page, "dashboard-job")
 
 
 def take_run(camera: Camera, run: str) -> None:
     """The page of a run reads the log once, so it is reloaded until the worker's line is there."""
-    page = camera.open(f"{camera.lab.stack.ui_url}/v2/runs/flow-run/{run}", 400)
-    while True:
-        page.wait_for_load_state("networkidle")
-        if page.get_by_text("Waiting:").count():
-            break
-        page.wait_for_timeout(2000)
+    page = camera.open(f"{camera.lab.stack.ui_url}/v2/runs/flow-run/{run}", 460)
+
+    def is_logged() -> bool:
         page.reload()
+        page.wait_for_load_state("networkidle")
+        return page.get_by_text("Waiting:").count() > 0
+
+    if not wait_until(is_logged, TIMEOUT_MS / 1000, every_s=2):
+        raise RuntimeError("The page of the run does not show the worker's line.")
     camera.take(page, "prefect-run")
 
 
@@ -124,11 +129,14 @@ def take_switch(camera: Camera) -> None:
     """The shadows are compared, and the best one is promoted while the dashboard is open."""
     camera.take_command("shadows", "policy", "show")
     take_whatif(camera)
+    camera.lab.submit(AFTERNOON)
     page = camera.open(f"{camera.dashboard}/queue", 760, "dark")
     page.get_by_text("fifo").first.wait_for()
-    camera.lab.cli("policy", "promote", "srtf")
-    page.locator(".flash.new").wait_for()
-    camera.take(page, "swap", still_s=0.8)
+    with ThreadPoolExecutor() as beside:
+        promoted = beside.submit(camera.lab.cli, "policy", "promote", "srtf")
+        page.locator(".flash.new").wait_for()
+        camera.take(page, "swap", still_s=0.1)
+    promoted.result()
     camera.take(camera.open(f"{camera.dashboard}/queue", 740, width=360), "dashboard-phone")
 
 

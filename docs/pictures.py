@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 IMAGES = Path(__file__).parent / "img"
 PROGRAMS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 MOST_BYTES = 250_000  # of a picture, so that the pages load quickly
+MOST_RUNS = 20  # of a command that is to print something
 COLUMNS = 118  # of a terminal: as many as can be read at the width of the README
 THEME = TerminalTheme(
     background=(255, 255, 255),
@@ -71,10 +72,15 @@ def save(shown: Page | Locator, name: str) -> None:
 
 
 def save_terminal(
-    browser: Browser, name: str, words: list[str], folder: Path, env: Mapping[str, str]
+    browser: Browser, name: str, words: list[str], folder: Path, env: Mapping[str, str], until: str = ""
 ) -> None:
-    """Run a gpu-flows command in a terminal, and save a picture of the command and what it prints."""
-    printed = run_in_terminal([sys.executable, "-m", "gpu_flows.cli", *words], folder, env)
+    """Run a gpu-flows command in a terminal, until it prints `until`, and save a picture."""
+    for _ in range(MOST_RUNS):
+        printed = run_in_terminal([sys.executable, "-m", "gpu_flows.cli", *words], folder, env)
+        if until in printed:
+            break
+    else:
+        sys.exit(f"`gpu-flows {' '.join(words)}` does not print {until!r}: {printed}")
     command = " ".join(["gpu-flows", *words])
     page = browser.new_page(viewport={"width": 400, "height": 100}, device_scale_factor=1.25)
     page.set_content(
