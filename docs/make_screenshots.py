@@ -1,160 +1,163 @@
-"""Takes the screenshots of the docs: a real stack with jobs, its dashboard, its report and the Prefect UI.
+"""Takes the screenshots of the docs, among them the ten screens of docs/tour.md.
 
-    python docs/make_screenshots.py [--only dashboard,report,prefect]
+    python docs/make_screenshots.py
 
-It takes about three minutes, and writes PNGs into docs/img/.
+A real pool of simulated GPUs (`lab.py`) works for some minutes. The screens are taken meanwhile, in
+the order of the tour, of real pages and of what real commands print. They are PNGs in docs/img/. Needs
+playwright and a Chromium (`apt-get install chromium`).
 """
 
 from __future__ import annotations
 
-import argparse
-import os
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
-from gpu_flows.bootstrap.local_stack import Stack
+from lab import AFTERNOON, Lab, open_lab
+from pictures import IMAGES, open_browser, save, save_terminal
+
 from gpu_flows.common.retry import wait_until
-from gpu_flows.worker.status import read_status
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
-IMAGES = Path(__file__).parent / "img"
-PROGRAMS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-CLUSTER, POOL = "3x4:A100:80", "gpu"
-WIDE, PHONE = {"width": 1280, "height": 800}, {"width": 360, "height": 740}
-# User, name, GPUs, jobs, seconds of each: the first of them fill the cluster, and the later ones wait.
-JOBS = (
-    ("ada", "resnet", 1, 8, 25),
-    ("bob", "bert", 2, 6, 30),
-    ("chen", "sweep", 1, 14, 20),
-    ("dora", "llama", 4, 4, 60),
-    ("ada", "vit", 4, 4, 50),
-    ("bob", "probe", 1, 10, 15),
-)
-HISTORY_S = 60.0  # how long the pool works before pictures are taken
+WIDTH = 1280
+TIMEOUT_MS = 120_000  # for a machine that has other work too
+JOB = "bert-finetune"
+SUBMIT = ("--name", JOB, "--gpus", "4", "--expected", "90s", "--", "python", "train.py", "--epochs", "86")
+AFTERNOON_S = 80.0  # how long the pool works under the second policy before it is looked back at
 
 
-def cli(*words: str) -> None:
-    subprocess.run([sys.executable, "-m", "gpu_flows.cli", *words], check=True, stdout=subprocess.DEVNULL)
+@dataclass(frozen=True)
+class Camera:
+    """What the screens are taken of, and with."""
 
+    lab: Lab
+    browser: Browser
+    dashboard: str  # its address
 
-def submit_jobs() -> None:
-    for user, name, gpus, count, seconds in JOBS:
-        array = ("--array", f"1-{count}", "--name", name, "--user", user, "--gpus", str(gpus))
-        cli("submit", *array, "--expected", f"{seconds}s", "--", "sleep", str(seconds))
-
-
-@contextmanager
-def working_pool(home: Path) -> Iterator[Stack]:
-    """A pool that has worked for a while, with jobs that wait and run."""
-    with Stack(home, pool=POOL) as stack:
-        os.environ.update(stack.environment())
-        stack.start_server()
-        stack.set_up(CLUSTER)
-        stack.deploy()
-        stack.start_worker()
-        submit_jobs()
-        cli("policy", "set", "srtf")
-        time.sleep(HISTORY_S)
-        cli("policy", "set", "fifo")
-        submit_jobs()  # so that jobs wait also where the first have ended by now
-        wait_until(lambda: len(status.waiting) > 5 if (status := read_status(POOL)) else False, 60)
-        yield stack
-
-
-@contextmanager
-def dashboard() -> Iterator[str]:
-    command = [sys.executable, "-m", "gpu_flows.cli", "dashboard", "--port", "0"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout
-        yield next(word for word in process.stdout.readline().split() if word.startswith("http")).rstrip("/")
-        process.terminate()
-
-
-def save(page: Page, name: str) -> None:
-    page.wait_for_timeout(1500)  # until animations have ended
-    page.screenshot(path=str(IMAGES / f"{name}.png"))
-    print(IMAGES / f"{name}.png")
-
-
-def take_dashboard(browser: Browser, stack: Stack) -> None:
-    with dashboard() as url:
-        page = browser.new_page(viewport=WIDE)
+    def open(self, url: str, height: int, theme: str = "light", width: int = WIDTH) -> Page:
+        page = self.browser.new_page(
+            viewport={"width": width, "height": height},
+            color_scheme="dark" if theme == "dark" else "light",
+        )
+        page.set_default_timeout(TIMEOUT_MS)
         page.goto(url)
-        save(page, "dashboard")
-        page.goto(f"{url}/queue")
-        page.click("a.open >> nth=1")
-        page.wait_for_selector("#panel >> text=As things are", timeout=60_000)
-        save(page, "dashboard-job")
-        page.goto(f"{url}/policies")
-        for policy in ("srtf", "fair_share"):
-            page.get_by_label(policy, exact=True).check()
-        page.get_by_label("More or fewer GPUs").fill("4")
-        page.get_by_role("button", name="Simulate").click()
-        page.get_by_text("Simulated in").wait_for(timeout=60_000)
-        save(page, "dashboard-whatif")
-        page.goto(f"{url}/history?period=1h")
-        page.wait_for_selector(".main-svg", timeout=60_000)
-        save(page, "dashboard-history")
-        dark = browser.new_page(viewport=WIDE, color_scheme="dark")
-        dark.goto(f"{url}/devices")
-        save(dark, "dashboard-dark")
-        phone = browser.new_page(viewport=PHONE)
-        phone.goto(f"{url}/queue")
-        save(phone, "dashboard-phone")
+        return page
 
-
-def take_report(browser: Browser, stack: Stack) -> None:
-    report = stack.home / "report.html"
-    cli("report", "--out", str(report))
-    page = browser.new_page(viewport=WIDE)
-    page.goto(report.as_uri())
-    page.wait_for_selector("body[data-drawn]", timeout=60_000)
-    save(page, "report")
-
-
-def take_prefect(browser: Browser, stack: Stack) -> None:
-    page = browser.new_page(viewport=WIDE)
-    for name, path in (("prefect-runs", "/runs"), ("prefect-pool", f"/work-pools/work-pool/{POOL}")):
-        page.goto(f"{stack.ui_url}{path}")
-        page.wait_for_load_state("networkidle")
+    def take(self, page: Page, name: str, still_s: float = 1.5) -> None:
+        page.wait_for_timeout(still_s * 1000)  # until animations have ended
         save(page, name)
+        page.close()
 
-
-PARTS = {"dashboard": take_dashboard, "report": take_report, "prefect": take_prefect}
+    def take_command(self, name: str, *words: str, until: str = "") -> None:
+        save_terminal(self.browser, name, [*words], self.lab.folder, self.lab.environment(), until)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--only", default=",".join(PARTS), help="parts, separated by commas")
-    parts = parser.parse_args().only.split(",")
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # like Ctrl-C: the stack is stopped
-    from playwright.sync_api import sync_playwright
-
-    program = next(filter(None, map(shutil.which, PROGRAMS)), "")
-    if not program:
-        sys.exit("There is no Chromium on this machine.")
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # like Ctrl-C: the pool is stopped
     IMAGES.mkdir(exist_ok=True)
+    began = time.monotonic()
     with (
-        tempfile.TemporaryDirectory() as home,
-        working_pool(Path(home)) as stack,
-        sync_playwright() as playwright,
+        TemporaryDirectory() as home,
+        open_browser() as browser,
+        open_lab(Path(home)) as lab,
+        open_dashboard(lab) as address,
     ):
-        browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
-        for part in parts:
-            PARTS[part](browser, stack)
-        browser.close()
+        camera = Camera(lab, browser, address)
+        take_morning(camera)
+        take_switch(camera)
+        time.sleep(AFTERNOON_S)
+        take_evening(camera)
+    print(f"It took {time.monotonic() - began:.0f} s.")
+
+
+@contextmanager
+def open_dashboard(lab: Lab) -> Iterator[str]:
+    command = [sys.executable, "-m", "gpu_flows.cli", "dashboard", "--port", "0"]
+    with subprocess.Popen(command, env=lab.environment(), stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout
+        try:
+            words = process.stdout.readline().split()
+            yield next(word for word in words if word.startswith("http")).rstrip("/")
+        finally:
+            process.terminate()
+
+
+def take_morning(camera: Camera) -> None:
+    """Ann asks, submits, and finds out why her job waits."""
+    lab = camera.lab
+    lab.wait_for_forecast("tokenize[2]")
+    camera.take_command("dry-run", "submit", "--dry-run", *SUBMIT)
+    lab.cli("submit", *SUBMIT)
+    run = lab.wait_for_forecast(JOB)
+    camera.take_command("queue", "queue")
+    take_run(camera, run)
+    camera.take(camera.open(f"{lab.stack.ui_url}/v2/runs", 1150), "runs", still_s=4)
+    camera.take_command("why", "why", JOB, until="would start")
+    camera.take(camera.open(camera.dashboard, 1150), "dashboard")
+    page = camera.open(f"{camera.dashboard}/queue", 900)
+    page.locator("a.open", has_text=JOB).click()
+    page.mouse.move(0, 0)  # so that no row looks pointed at
+    page.locator("#panel").get_by_text("As things are").wait_for()
+    camera.take(page, "dashboard-job")
+
+
+def take_run(camera: Camera, run: str) -> None:
+    """The page of a run reads the log once, so it is reloaded until the worker's line is there."""
+    page = camera.open(f"{camera.lab.stack.ui_url}/v2/runs/flow-run/{run}", 460)
+
+    def is_logged() -> bool:
+        page.reload()
+        page.wait_for_load_state("networkidle")
+        return page.get_by_text("Waiting:").count() > 0
+
+    if not wait_until(is_logged, TIMEOUT_MS / 1000, every_s=2):
+        raise RuntimeError("The page of the run does not show the worker's line.")
+    camera.take(page, "prefect-run")
+
+
+def take_switch(camera: Camera) -> None:
+    """The shadows are compared, and the best one is promoted while the dashboard is open."""
+    camera.take_command("shadows", "policy", "show")
+    take_whatif(camera)
+    camera.lab.submit(AFTERNOON)
+    page = camera.open(f"{camera.dashboard}/queue", 760, "dark")
+    page.get_by_text("fifo").first.wait_for()
+    with ThreadPoolExecutor() as beside:
+        promoted = beside.submit(camera.lab.cli, "policy", "promote", "srtf")
+        page.locator(".flash.new").wait_for()
+        camera.take(page, "swap", still_s=0.1)
+    promoted.result()
+    camera.take(camera.open(f"{camera.dashboard}/queue", 740, width=360), "dashboard-phone")
+
+
+def take_whatif(camera: Camera) -> None:
+    page = camera.open(f"{camera.dashboard}/policies", 900)
+    for policy in ("srtf", "fair_share"):
+        page.get_by_label(policy, exact=True).check()
+    page.get_by_label("More or fewer GPUs").fill("4")
+    page.get_by_role("button", name="Simulate").click()
+    page.get_by_text("Simulated in").wait_for()
+    camera.take(page, "dashboard-whatif")
+
+
+def take_evening(camera: Camera) -> None:
+    """The day is looked back at."""
+    camera.take_command("whatif", "whatif", "--since", "1d", "--policy", "fifo,srtf,sjf", "--gpus", "+4")
+    report = camera.lab.folder / "report.html"
+    camera.lab.cli("report", "--since", "1d", "--out", str(report))
+    page = camera.open(report.as_uri(), 1040)
+    page.locator("body[data-drawn]").wait_for()
+    camera.take(page, "report")
 
 
 if __name__ == "__main__":

@@ -123,7 +123,7 @@ def follow(link: Locator) -> Page:
 def test_the_queue_shows_why_a_run_waits_and_leads_to_it(ui: Ui, pool: Pool, waiting: str) -> None:
     eventually(lambda: any(waiting in row["page"] for row in rows(pool, "queue")), "the artifact has the run")
     open_artifact(ui, pool, "queue")
-    ui.shows("1st in the queue, needs 1 GPU on one node; 0 such are free.")
+    ui.shows("1st in the queue, needs 1 GPU; 0 such are free.")
     ui.shows("capacity")
     assert ui.page.locator("img[src=x]").count() == 0
     assert ui.page.locator("a[href*='javascript'], a[href*='evil']").count() == 0

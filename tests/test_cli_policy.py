@@ -155,6 +155,7 @@ def test_the_shadows_are_listed_with_their_errors(pool: FakeServer) -> None:
     for words in (("policy", "show"), ("policy", "shadow", "list")):
         shown = gpu_flows(*words).out
         assert "skip=true" in shown
+        assert "sharing=" not in shown.partition("shadow ")[2], "defaults are left out"
         assert "gone does not plan: There is no policy" in shown
         assert "\x1b" not in shown
     shadows = gpu_flows("policy", "show", "--json").json["shadows"]

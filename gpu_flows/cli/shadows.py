@@ -233,11 +233,21 @@ def draw_shadows(found: list[dict[str, Any]]) -> Table:
             _format(each["p99_us"], ",.0f", " us"),
             each["errors"] or 0,
             each["skipped"] or 0,
-            describe_options(each["options"]) if each["options"] else "defaults",
+            _describe_changed(each["shadow"], each["options"]),
         )
         for each in found
     ]
     return output.make_table(columns, rows, right=columns[1:-1])
+
+
+def _describe_changed(name: str, options: dict[str, Any]) -> str:
+    """Return the options that are not the defaults, because a table has no room for all of them."""
+    try:
+        defaults = make_policy(name).options.model_dump(mode="json")
+    except PolicyError:  # it does not exist, or has options without defaults
+        defaults = {}
+    changed = {key: value for key, value in options.items() if defaults.get(key, ...) != value}
+    return describe_options(changed) if changed else "defaults"
 
 
 def show_errors(found: list[dict[str, Any]]) -> None:
