@@ -318,8 +318,8 @@ def age_and_print(database: Path, end: float, keep: timedelta | None, what: str)
     """Returns whether no transaction held the file for too long."""
     count, longest, mean = age(database, end, keep)
     print(
-        f"{what} in {count} transactions: longest {longest:.3f} s (limit {HELD_S:g} s), mean {mean:.3f} s; the"
-        f" file has {database.stat().st_size / 2**20:.0f} MiB",
+        f"{what} in {count} transactions: longest {longest:.3f} s (limit {HELD_S:g} s), mean {mean:.3f} s;"
+        f" the file has {database.stat().st_size / 2**20:.0f} MiB",
         file=sys.stderr,
     )
     return longest < HELD_S
