@@ -26,6 +26,8 @@ BLOCKS = SimpleNamespace(
     policy_options={},
     policy_error="",
     policy_saved=None,
+    shadows={},
+    shadows_error="",
     readings={},
 )
 
