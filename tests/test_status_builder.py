@@ -30,6 +30,8 @@ BLOCKS = SimpleNamespace(
     shadows={},
     shadows_error="",
     policy_saved=None,
+    shadows={},
+    shadows_error="",
     readings={},
 )
 
