@@ -101,19 +101,19 @@ def take_morning(camera: Camera) -> None:
     run = lab.wait_for_forecast(JOB)
     camera.take_command("queue", "queue")
     take_run(camera, run)
-    camera.take(camera.open(f"{lab.stack.ui_url}/v2/runs", 1150), "runs", still_s=4)
     camera.take_command("why", "why", JOB, until="would start")
-    camera.take(camera.open(camera.dashboard, 1150), "dashboard")
+    camera.take(camera.open(camera.dashboard, 1210), "dashboard")
     page = camera.open(f"{camera.dashboard}/queue", 900)
     page.locator("a.open", has_text=JOB).click()
     page.mouse.move(0, 0)  # so that no row looks pointed at
     page.locator("#panel").get_by_text("As things are").wait_for()
     camera.take(page, "dashboard-job")
+    camera.take(camera.open(f"{lab.stack.ui_url}/v2/runs", 1150), "runs", still_s=4)
 
 
 def take_run(camera: Camera, run: str) -> None:
     """The page of a run reads the log once, so it is reloaded until the worker's line is there."""
-    page = camera.open(f"{camera.lab.stack.ui_url}/v2/runs/flow-run/{run}", 460)
+    page = camera.open(f"{camera.lab.stack.ui_url}/v2/runs/flow-run/{run}", 480)
 
     def is_logged() -> bool:
         page.reload()
