@@ -241,6 +241,18 @@ def test_a_start_that_is_recorded_late_divides_the_energy_of_its_minute(history:
     ]
 
 
+def test_the_heat_map_weighs_what_was_measured(history: History) -> None:
+    history.device("g0")
+    history.run("a", 0, 40, 58, "g0")  # divides the minute
+    for at, value in ((0, 0.0), (30, 0.0), (40, 100.0), (50, 100.0), (58, 100.0)):
+        sample(history, "g0", at, value)  # a gap from 10 to 30
+    before = ask_everything(history)["figure utilization"]
+    assert before[0][-1] == pytest.approx(100 * 18 / 38)
+    history.age_samples(2 * HOUR)
+    [after] = [row for row in ask_everything(history)["figure utilization"] if row[2] == BEGIN]
+    assert after[-1] == pytest.approx(100 * 18 / 38)
+
+
 # --- every answer ---
 
 VALUES = st.one_of(st.none(), st.integers(0, 100).map(float))
