@@ -16,7 +16,7 @@ from gpu_flows.worker.status import read_status
 CLUSTER, POOL = "3x4:A100:80", "gpu"
 SHADOWS = ("srtf", "fair_share")
 START_S = 4  # about what a job needs to start, on a machine with other work
-PROTECTION = "15s"  # jobs of the pictures run for seconds, so they may be stopped soon
+PROTECTION = "40s"  # the long jobs of the pictures run for minutes; the short ones are not stopped
 # User, name, GPUs, jobs, seconds of each. The first of them fill the cluster, and the later ones wait.
 MORNING = (
     ("bob", "resnet-sweep", 1, 6, 40),

@@ -33,7 +33,7 @@ WIDTH = 1280
 TIMEOUT_MS = 120_000  # for a machine that has other work too
 JOB = "bert-finetune"
 SUBMIT = ("--name", JOB, "--gpus", "4", "--expected", "90s", "--", "python", "train.py", "--epochs", "86")
-AFTERNOON_S = 80.0  # how long the pool works under the second policy before it is looked back at
+AFTERNOON_S = 120.0  # how long the pool works under the second policy before it is looked back at
 
 
 @dataclass(frozen=True)

@@ -132,7 +132,8 @@ class Availability:
         self._away = f" ({', '.join(away[:3])})" if away else ""
         self._drained = _find_drained(job, cluster, sum(usable))
         self._any_device = any(state.healthy for node in cluster for state in node.devices)
-        where = "" if job.may_span_nodes or self._enough or not self._enough_when_empty else " on one node"
+        together_matters = job.gpus > 1 and not job.may_span_nodes
+        where = " on one node" if together_matters and not self._enough and self._enough_when_empty else ""
         self._needs = f"needs {describe_request(job)}{where}"
 
         self._code, self._why, self._fix = self._find_reason()
