@@ -12,6 +12,7 @@ from gpu_flows.schedulers import policy
 from gpu_flows.schedulers.cluster.spec import declare
 from gpu_flows.schedulers.forecast import alternatives
 from gpu_flows.schedulers.forecast.alternatives import (
+    Holder,
     _changes,
     find_alternatives,
     find_places,
@@ -268,3 +269,15 @@ def test_several_jobs_are_looked_at_by_one_simulation_which_can_be_given_up(
     assert len(begun) == 1
     assert look_ahead_together(state, ["wide", "small"], is_late=lambda: True) == {}
     assert find_places(state) == {"wide": 1, "small": 2}
+
+
+def test_a_job_that_is_stopped_for_another_one_is_told() -> None:
+    state = make_state(
+        policy="srtf",
+        waiting=(waiting("wide", 2, 70.0, expected_s=5.0),),
+        running=(Held(Job("a", 50.0, name="a", expected_s=100.0), (FIRST,), 60.0, 1, NO_PROGRESS),),
+        durations={"a": exactly(100), "wide": exactly(5)},
+    )
+    outlook = look_ahead(state, "wide")
+    assert outlook is not None
+    assert (outlook.start, outlook.waits_for) == (100.0, (Holder("a", "a", 100.0, is_stopped=True),))

@@ -64,7 +64,7 @@ def _measured(what: str, cost: Measured, how: str = "") -> str:
 
 def _assumed_of_jobs(record: PoolRecord, workload: Workload) -> Iterator[str]:
     took_part = [workload.jobs[arrival.job.id] for arrival in workload.arrivals]
-    if number := sum(not each.is_complete for each in took_part):
+    if number := sum(not each.is_complete and each.has_run for each in took_part):
         yield (
             f"{_jobs(number)} recorded before gpu-flows kept what jobs ask for: nodes, GPU models,"
             " priorities of work queues and elastic sizes of these are not known."

@@ -14,6 +14,7 @@ from typing import Any
 from jinja2 import Environment
 
 from gpu_flows.analytics.pages import STYLES, make_environment, read_asset
+from gpu_flows.common.clock import describe_late
 from gpu_flows.common.clock import describe_time as describe_clock
 from gpu_flows.common.quantities import format_duration
 from gpu_flows.schedulers.reasons import NEVER_FITS, POLICY, class_of
@@ -38,6 +39,7 @@ def _environment() -> Environment:
         zip=zip,
         signed=format_signed,
         clock=format_clock,
+        late=describe_late,
         clock_seconds=format_clock_seconds,
         reason_class=classify_reason,
         number=format_number,

@@ -14,7 +14,7 @@ from hashlib import sha256
 from typing import Any
 
 from gpu_flows.analytics.query_runner import QueryResult
-from gpu_flows.common.clock import describe_time
+from gpu_flows.common.clock import describe_late, describe_time
 from gpu_flows.worker.status import Status
 
 MOST_ROWS = 200
@@ -168,7 +168,6 @@ def _format_eta(eta: dict[str, float] | None, now: float) -> str:
     """When the job will start, in the time of the worker's machine: `14:20 (p90 15:05 CET)`."""
     if not eta or eta.get("start_p50") is None:
         return ""
-    start, late = eta["start_p50"], eta.get("start_p90")
-    if late is None:
-        return describe_time(start, now, with_zone=True)
-    return f"{describe_time(start, now)} (p90 {describe_time(late, now, with_zone=True)})"
+    start = eta["start_p50"]
+    late = describe_late(start, eta.get("start_p90", start), now, with_zone=True)
+    return f"{describe_time(start, now)} (p90 {late})" if late else describe_time(start, now, with_zone=True)

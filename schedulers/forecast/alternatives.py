@@ -26,6 +26,7 @@ class Holder:
     job_id: str
     name: str
     until: float
+    is_stopped: bool = False  # the policy stops it for the waiting job
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,14 +115,16 @@ def _find_holders(state: PoolState, run: Run, job_id: str, start: float) -> Iter
     """Return the jobs that held the job's devices last before it started."""
     devices = {device.id for device in run.result(job_id).devices}
     jobs = state.jobs()
-    last: dict[str, tuple[float, str]] = {}
+    last: dict[str, tuple[float, str, bool]] = {}
     for attempt in run.simulation.attempts:
         if attempt.job_id != job_id and attempt.ended <= start:
+            is_stopped = attempt.outcome == "preempted" and attempt.ended == start
             for device in attempt.devices:
                 if device.id in devices:
-                    last[device.id] = max(last.get(device.id, (0.0, "")), (attempt.ended, attempt.job_id))
-    for until, holder in sorted(set(last.values()), reverse=True):
-        yield Holder(holder, jobs[holder].name or holder, until)
+                    before = last.get(device.id, (0.0, "", False))
+                    last[device.id] = max(before, (attempt.ended, attempt.job_id, is_stopped))
+    for until, holder, is_stopped in sorted(set(last.values()), reverse=True):
+        yield Holder(holder, jobs[holder].name or holder, until, is_stopped)
 
 
 def _changes(

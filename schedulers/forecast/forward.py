@@ -33,7 +33,7 @@ def expected(state: PoolState, job: Job) -> Estimate:
     if found is None:
         raise UnknownDurations(
             f"Nothing is known about how long {job.name or job.id} takes: no like job has ended yet, and its"
-            " owner did not state it (expected_seconds, --time)."
+            " owner did not state it (expected_seconds, --expected)."
         )
     return found
 

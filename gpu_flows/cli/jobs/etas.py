@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from gpu_flows.cli import output
-from gpu_flows.common.clock import describe_time
+from gpu_flows.common.clock import describe_late, describe_time
 
 
 def find_eta_columns(
@@ -29,8 +29,8 @@ def describe_eta(eta: dict[str, float] | None, moment: str, wide: bool = True) -
     if not eta:
         return ""
     now, p50, p90 = time.time(), eta[f"{moment}_p50"], eta[f"{moment}_p90"]
-    text = describe_time(p50, now)
-    return f"{text} (90%: {describe_time(p90, now)})" if wide else text
+    text, late = describe_time(p50, now), describe_late(p50, p90, now)
+    return f"{text} (90%: {late})" if wide and late else text
 
 
 def describe_head(job: dict[str, Any]) -> str:
@@ -49,10 +49,16 @@ def describe_alternative(alternative: dict[str, Any], now: float) -> str:
 
 
 def describe_holders(waits_for: list[dict[str, Any]], now: float, most: int = 3) -> str:
-    """`train-7 (until about 14:20), eval (until about 14:50)`."""
-    names = [f"{each['name']} (until about {describe_time(each['until'], now)})" for each in waits_for[:most]]
+    """`train-7 (until about 14:20), eval (which is stopped for it)`."""
+    names = [f"{each['name']} ({_describe_end(each, now)})" for each in waits_for[:most]]
     rest = len(waits_for) - most
     return ", ".join(names) + (f" and {rest} more" if rest > 0 else "")
+
+
+def _describe_end(holder: dict[str, Any], now: float) -> str:
+    if holder.get("is_stopped"):
+        return "which is stopped for it"
+    return f"until about {describe_time(holder['until'], now)}"
 
 
 def describe_miss(seconds: float) -> str:
