@@ -26,8 +26,7 @@ Reports = list[tuple[str, int, float, float]]  # job, attempt, time, remaining s
 
 
 def workload() -> list[Arrival]:
-    """Jobs whose stated durations are wrong. Times are in quarters of a second, which floats and the warehouse hold
-    exactly."""
+    """Jobs whose stated durations are wrong. Floats and the warehouse hold their times exactly."""
     draw = random.Random(3)
     return [
         Arrival(
