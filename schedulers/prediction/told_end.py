@@ -5,6 +5,8 @@ The worker tells its dispatcher by this rule, and a replay finds by it which rec
 
 from __future__ import annotations
 
+import math
+
 TELL_EVERY_S = 3.0  # about one job
 NOTICEABLE = 0.05  # of the remaining time
 
@@ -13,7 +15,7 @@ class ToldEnd:
     """The end of one attempt that was told last."""
 
     def __init__(self) -> None:
-        self._at = self._end = 0.0
+        self._at = self._end = -math.inf  # the first estimate is told
 
     def update(self, now: float, remaining_s: float) -> bool:
         """Return whether this is to be told; then it counts as told."""
