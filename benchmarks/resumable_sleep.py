@@ -1,6 +1,8 @@
 """Sleeps for so many seconds in all, over any number of attempts: it saves what is left when it is stopped.
 
-python -S benchmarks/resumable_sleep.py SECONDS
+python -S benchmarks/resumable_sleep.py SECONDS [EPOCHS]
+
+With EPOCHS, it prints its progress after each of them.
 """
 
 import json
@@ -33,4 +35,10 @@ if os.path.exists(saved):
     with open(saved) as file:
         slept = float(file.read())
     tell("restored")
-time.sleep(max(0.0, float(sys.argv[1]) - slept))
+seconds, epochs = float(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 1
+for epoch in range(1, epochs + 1):
+    left = seconds * epoch / epochs - slept - (time.time() - began)
+    if left > 0:
+        time.sleep(left)
+        if epochs > 1:
+            print(f"Epoch {epoch}/{epochs}", flush=True)

@@ -42,10 +42,11 @@ class PlannedJob:
     at_s: float
     seconds: float
     variables: Mapping[str, Any]
+    epochs: int = 1
 
     @property
     def command(self) -> str:
-        return f"{sys.executable} -S {SLEEP} {self.seconds}"
+        return f"{sys.executable} -S {SLEEP} {self.seconds} {self.epochs}"
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,11 @@ class Live:
                 variables["gpu_models"] = [draw.choice(("V100", "A100"))]
             if self.name == "preemptive":
                 variables["priority_class"] = draw.choice(("low", "normal", "normal", "high"))
-            yield PlannedJob(at_s, seconds, variables)
+            epochs = 1
+            if self.name == "progress":  # what their owners state is wrong, and their output tells it
+                seconds, epochs = round(2 * seconds, 1), 10
+                variables["expected_seconds"] = round(draw.uniform(5, 60), 1)
+            yield PlannedJob(at_s, seconds, variables, epochs)
             at_s += draw.uniform(0.5, 3.0)
 
 
@@ -78,6 +83,7 @@ WORKLOADS = (
         (Choice("sjf"), Choice("srtf")),
         {"min_run_seconds": 2, "most_preemptions": 3},
     ),
+    Live("progress", (Choice("fifo"), Choice("srtf")), {"min_run_seconds": 10, "most_preemptions": 0}),
 )
 
 

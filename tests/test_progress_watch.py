@@ -13,6 +13,7 @@ from gpu_flows.runtimes.output_tail import MOST_BYTES, OutputTail
 from gpu_flows.schedulers.policy import make_policy
 from gpu_flows.schedulers.prediction.durations import DurationPredictor
 from gpu_flows.schedulers.prediction.estimate import JobFeatures
+from gpu_flows.schedulers.prediction.told_end import ToldEnd
 from gpu_flows.worker.progress_watch import ProgressWatch
 
 
@@ -81,6 +82,25 @@ async def test_small_changes_are_not_told(tmp_path: Path, monkeypatch: pytest.Mo
     for step in range(1, 20):
         await watched.pass_time("a", 10, f"step {step}/20")
     assert 1 <= len(told) <= 3, "a steady job is as expected"
+
+
+@in_event_loop
+async def test_what_is_told_is_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replays tell it again: they find it among the reports by the same rule."""
+    watched, told = Watched(tmp_path), []
+    expect = watched.pool.dispatcher.expect
+    monkeypatch.setattr(watched.pool.dispatcher, "expect", lambda *args: (told.append(args), expect(*args)))
+    watched.pool.submit("a", expected_s=50.0)
+    await watched.pool.wait_for_running("a")
+    for step in range(1, 100):
+        await watched.pass_time("a", 1 if step < 40 else 4, f"step {step}/100")
+    assert len(told) > 4, "it becomes slower and slower than stated"
+    rule = ToldEnd()
+    found = [
+        ("a", each.remaining_s) for each in watched.reports() if rule.update(each.time, each.remaining_s)
+    ]
+    assert found == told
+    assert len(watched.reports()) > len(told)
 
 
 @in_event_loop

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -15,6 +16,7 @@ from gpu_flows.schedulers.simulation.conditions import Conditions
 from gpu_flows.schedulers.simulation.outcome import Simulation
 from gpu_flows.schedulers.simulation.simulator import simulate
 from gpu_flows.schedulers.simulation.timed_run import Stopping, TimedRun
+from gpu_flows.schedulers.simulation.told_progress import Told
 from gpu_flows.schedulers.workload import Arrival
 
 NODES = declare("2x2 + 1x4")
@@ -125,3 +127,46 @@ def test_a_cancelled_job_leaves_from_wherever_it_is() -> None:
         "preempted",
         "cancelled",
     ]
+
+
+def test_progress_is_told_at_its_amount_of_work_in_whatever_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Launches, restarts and stops are no work."""
+    arrivals = [
+        Arrival(replace(each.job, min_gpus=0, max_gpus=0), each.duration_s, launch_s=2.5, release_s=1)
+        for each in workload(1, 0.0, 0.0)
+    ]
+    told = {
+        each.job.id: [
+            Told(done, 400 - 7 * done) for done in (1.0, 10.0, 25.0, 50.0) if done < each.duration_s
+        ]
+        for each in arrivals
+    }
+    timed = TimedRun(
+        arrivals,
+        NODES,
+        make_policy("srtf"),
+        Conditions(restart_s=RESTART_S),
+        stopping=Stopping(STOP_S, REPORT_S),
+        told=told,
+    )
+    timed.engine.set_protection(Protection(min_run_seconds=8, most_preemptions=5))
+    found: list[tuple[str, float, float]] = []
+    expect = timed.engine.expect
+
+    def note(job_id: str, now: float, remaining_s: float) -> None:
+        found.append((job_id, now, remaining_s))
+        expect(job_id, now, remaining_s)
+
+    monkeypatch.setattr(timed.engine, "expect", note)
+    for _ in timed.events():
+        pass
+    assert timed.simulation.preemptions > 5
+    assert len(found) == sum(map(len, told.values()))
+    for job_id, amounts in told.items():
+        attempts = [each for each in timed.simulation.attempts if each.job_id == job_id]
+        tells = [(now, left) for each, now, left in found if each == job_id]
+        assert [left for _, left in tells] == pytest.approx([each.left_s for each in amounts])
+        for (now, _), each in zip(tells, amounts, strict=True):
+            begun = [attempt for attempt in attempts if attempt.started <= now]
+            on_devices = sum(min(now, attempt.ended) - attempt.started for attempt in begun)
+            assert on_devices - RESTART_S * (len(begun) - 1) == pytest.approx(each.work_s)

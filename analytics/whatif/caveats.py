@@ -39,6 +39,9 @@ def _known_jobs(record: PoolRecord, workload: Workload) -> Iterator[str]:
     if others:
         are = _form(others, "is", "are")
         yield f"{_jobs(others, 'other job')} that competed with them {are} replayed and not counted."
+    if told := sum(bool(each.reports) for each in record.counted):
+        their, have = _form(told, "its", "their"), _form(told, "it has", "they have")
+        yield f"{_jobs(told)} told {their} progress: policies are told the same when {have} done as much."
     for why, number in workload.left_out.items():
         yield f"{_jobs(number)} not counted: {why}."
 
@@ -114,7 +117,7 @@ def _assumed_of_policies(record: PoolRecord, simulations: Sequence[Simulation]) 
     yield "What a policy keeps in mind from before the period is not known."
     ran = {simulation.policy for simulation in simulations}
     needs = {need for name, policy in policies().items() if name in ran for need in policy.needs}
-    unknown = sum(each.job.expected_s is None for each in record.counted if each.has_run)
+    unknown = sum(each.job.expected_s is None and not each.reports for each in record.counted if each.has_run)
     if "expected duration" in needs and unknown:
         yield (
             f"{_jobs(unknown)} had no expected duration, neither stated nor predicted: policies that need one"

@@ -50,6 +50,15 @@ class RecordedAttempt:
 
 
 @dataclass(frozen=True, slots=True)
+class ProgressReport:
+    """What the output of a job told of its progress."""
+
+    attempt: int
+    time: float
+    remaining_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class RecordedJob:
     job: Job  # as its policy knew it
     counts: bool
@@ -59,6 +68,7 @@ class RecordedJob:
     ran_after_end: bool  # somebody ran it again after it had ended
     outcome: str
     attempts: tuple[RecordedAttempt, ...]
+    reports: tuple[ProgressReport, ...] = ()  # in order of time
 
     @property
     def has_run(self) -> bool:
@@ -176,6 +186,7 @@ def _build_job(row: Mapping[str, Any]) -> RecordedJob:
         row["ran_after_end"],
         row["outcome"] or "",
         tuple(_build_attempt(each) for each in row["attempts"] or ()),
+        tuple(ProgressReport(**each) for each in row["reports"] or ()),
     )
 
 
@@ -258,7 +269,18 @@ run_again as (
     select job_id from job_ends join attempts using (job_id) where attempts.started > job_ends.ended
 ),
 told as (
-    select job_id, arg_min(value, time) as seconds from predictions where quantity = 'seconds' group by job_id
+    select job_id, arg_min(value, time) as seconds
+    from predictions where quantity = 'seconds' and how <> 'progress' group by job_id
+),
+reported as (
+    select
+        job_id,
+        list({
+            'attempt': attempt, 'time': epoch_us(time) / 1e6, 'remaining_s': remaining_s
+        } order by time) as reports
+    from progress_reports
+    semi join mine using (job_id)
+    group by job_id
 )
 select
     mine.job_id,
@@ -289,11 +311,13 @@ select
     coalesce(preemptible, true) as preemptible,
     coalesce(cpus, 0) as cpus,
     coalesce(ram_mb, 0) as ram_mb,
-    attempts
+    attempts,
+    reports
 from mine
 left join job_requests using (job_id)
 left join launched using (job_id)
 left join told using (job_id)
+left join reported using (job_id)
 order by submitted, mine.job_id
 """
 # Everything else, as lists in one row: each query is a process.

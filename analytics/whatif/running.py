@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import partial
 
 from gpu_flows.analytics.whatif.costs import PoolCosts
+from gpu_flows.analytics.whatif.expectations import find_expectations
 from gpu_flows.analytics.whatif.record import PolicyPeriod, PoolRecord
 from gpu_flows.analytics.whatif.workload import Workload, progress_at
 from gpu_flows.schedulers.mirror import Changes, Held
@@ -63,6 +64,7 @@ def run_workload(
         Stated(),
         begin=_find_beginning(record, workload, costs, nodes),
         stopping=Stopping(costs.stop.seconds, costs.report.seconds),
+        told=find_expectations(record.jobs, costs),
     )
     for period in periods[1:]:
         run.at(period.since, partial(run.swap, _make_recorded(period)))

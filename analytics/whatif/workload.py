@@ -84,7 +84,7 @@ def _find_duration(each: RecordedJob, costs: PoolCosts, typical_s: float, found:
 
 def work_s(each: RecordedJob, costs: PoolCosts) -> float:
     """Return how much work a job did in all its attempts."""
-    return sum(_list_work_s(each, each.attempts, costs))
+    return sum(work_s for *_, work_s in list_work(each, each.attempts, costs))
 
 
 def progress_at(each: RecordedJob, time: float, costs: PoolCosts) -> Progress:
@@ -96,15 +96,17 @@ def progress_at(each: RecordedJob, time: float, costs: PoolCosts) -> Progress:
         attempts=done[-1].number,
         ran_s=sum(attempt.until - attempt.started for attempt in done),
         gpu_s=sum((attempt.until - attempt.started) * len(attempt.devices) for attempt in done),
-        work_s=sum(_list_work_s(each, done, costs)),
+        work_s=sum(work_s for *_, work_s in list_work(each, done, costs)),
         stopped=done[-1].until,
         preemptions=sum(attempt.outcome == "preempted" for attempt in done),
     )
 
 
-def _list_work_s(each: RecordedJob, attempts: Sequence[RecordedAttempt], costs: PoolCosts) -> Iterator[float]:
-    """Yield what each attempt did. What it took to go on after a crash counts as work, too: no policy
-    can avoid it."""
+def list_work(
+    each: RecordedJob, attempts: Sequence[RecordedAttempt], costs: PoolCosts
+) -> Iterator[tuple[RecordedAttempt, float, float]]:
+    """Yield each attempt with when it began to work, and how much it did. What it took to go on after a crash
+    counts as work, too: no policy can avoid it."""
     is_restart = False
     for attempt in attempts:
         begin, end = attempt.started, attempt.until
@@ -113,8 +115,12 @@ def _list_work_s(each: RecordedJob, attempts: Sequence[RecordedAttempt], costs: 
         is_restart = attempt.outcome in STOPPED
         if is_restart:
             end = min(end - attempt.lost_s, attempt.requested or end)
-        speed = len(attempt.devices) / each.job.gpus if each.job.gpus and attempt.devices else 1.0
-        yield max(0.0, end - begin) * speed
+        yield attempt, begin, max(0.0, end - begin) * attempt_speed(each, attempt)
+
+
+def attempt_speed(each: RecordedJob, attempt: RecordedAttempt) -> float:
+    """Return how fast an attempt worked, relative to one on the devices that the job asked for."""
+    return len(attempt.devices) / each.job.gpus if each.job.gpus and attempt.devices else 1.0
 
 
 def _find_launch(each: RecordedJob, waits: Waits, costs: PoolCosts) -> float:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from gpu_flows.analytics.facts import Predicted, ProgressReported
@@ -20,11 +20,10 @@ from gpu_flows.schedulers.model import Device, Job, Progress
 from gpu_flows.schedulers.prediction.estimate import Estimate
 from gpu_flows.schedulers.prediction.job_progress import JobProgress, ProgressPoint
 from gpu_flows.schedulers.prediction.remaining_time import RemainingTime
+from gpu_flows.schedulers.prediction.told_end import ToldEnd
 
 READ_EVERY_S, PAUSE_FACTOR = 2.0, 10.0  # reading may take a tenth of the time
-TELL_EVERY_S = 3.0  # about one job
-NOTICEABLE = 0.05  # of the remaining time
-RECORD_EVERY_S, RECORD_STEP = 60.0, 0.1  # a report is recorded after either of them
+RECORD_EVERY_S, RECORD_STEP = 60.0, 0.1  # a report that is not told is recorded after either of them
 PRIOR_SPREAD = 2.0  # the 90th percentile of a duration that was stated or predicted, relative to it
 
 
@@ -47,8 +46,7 @@ class Followed:
     remaining: RemainingTime
     expected_s: float | None = None  # its time on devices, over all attempts
     source: str = ""  # what the progress was read from; empty before the first report
-    told_at: float = 0.0
-    told_end: float = 0.0  # the end that the dispatcher was told
+    told: ToldEnd = field(default_factory=ToldEnd)  # to the dispatcher
     recorded_at: float = 0.0
     recorded: float = -1.0  # the fraction
 
@@ -151,27 +149,26 @@ class ProgressWatch:
         self._record_prediction(one, estimate, now)
 
     def _tell(self, one: Followed) -> None:
-        """Tell the dispatcher the remaining time if it has changed noticeably, and record it now and then."""
+        """Tell the dispatcher the remaining time if it has changed noticeably. Record what is told, because
+        replays tell it again, and the progress now and then."""
         now = self._clock()
         estimate = one.remaining.estimate(now)
         if estimate is None or estimate.how != "progress":
             return
-        job_id, end = one.attempt.launch.job.id, now + estimate.value
-        moved = abs(end - one.told_end)
-        if now - one.told_at >= TELL_EVERY_S and moved > NOTICEABLE * max(estimate.value, 1.0):
-            one.told_at, one.told_end = now, end
-            self._jobs.expect(job_id, estimate.value)
-        self._record_report(one, estimate, now)
+        if is_told := one.told.update(now, estimate.value):
+            self._jobs.expect(one.attempt.launch.job.id, estimate.value)
+        self._record_report(one, estimate, now, is_told)
 
-    def _record_report(self, one: Followed, estimate: Estimate, now: float) -> None:
+    def _record_report(self, one: Followed, estimate: Estimate, now: float, is_told: bool) -> None:
         launch, fraction = one.attempt.launch, one.remaining.fraction
         is_step = abs(fraction - one.recorded) >= RECORD_STEP
-        if not is_step and now - one.recorded_at < RECORD_EVERY_S:
+        if not is_told and not is_step and now - one.recorded_at < RECORD_EVERY_S:
             return
-        one.recorded_at, one.recorded = now, fraction
         self._record(
             ProgressReported(launch.job.id, launch.attempt, now, fraction, estimate.value, one.source)
         )
+        if is_step or now - one.recorded_at >= RECORD_EVERY_S:
+            one.recorded_at, one.recorded = now, fraction
         if is_step:
             ran = self._count_time(one, now)
             detail = f"{estimate.detail}, from {one.source}"

@@ -12,7 +12,7 @@ matters where jobs run for seconds: their leases and protections begin later, to
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from gpu_flows.schedulers import mirror
@@ -21,6 +21,7 @@ from gpu_flows.schedulers.policy import Policy
 from gpu_flows.schedulers.simulation.conditions import Conditions
 from gpu_flows.schedulers.simulation.estimates import Estimates
 from gpu_flows.schedulers.simulation.simulator import Run
+from gpu_flows.schedulers.simulation.told_progress import Told, ToldProgress
 from gpu_flows.schedulers.workload import Arrival
 
 
@@ -33,7 +34,7 @@ class Stopping:
 
 
 class TimedRun(Run):
-    """Launch and release times are those of the arrivals."""
+    """Launch and release times are those of the arrivals. `told` is what jobs tell of their progress."""
 
     def __init__(
         self,
@@ -45,8 +46,10 @@ class TimedRun(Run):
         progress: Callable[[int], None] | None = None,
         begin: mirror.Changes | None = None,
         stopping: Stopping = Stopping(),
+        told: Mapping[str, Sequence[Told]] | None = None,
     ) -> None:
-        self._stopping = stopping
+        self._stopping, self._told = stopping, ToldProgress(told)
+        self._begins = begin.now if begin else -math.inf
         self._free_at: dict[str, float] = {}  # device id -> when the job that was preempted there is gone
         self._may_launch_at: dict[str, float] = {}  # of jobs that move
         self._launching: set[str] = set()  # jobs that have devices and do not run yet
@@ -65,6 +68,7 @@ class TimedRun(Run):
         free_at = [self._free_at.get(device.id, now) for device in start.devices]
         begins = max(now, self._may_launch_at.pop(job_id, now), *free_at)
         launched = begins + self._results[job_id].arrival.launch_s
+        self._told.resume(job_id, running.before.work_s - self._unseen.get(job_id, 0.0))
         if launched > now:
             self._launching.add(job_id)
             self.at(launched, lambda time: self._note_launch(running, time))
@@ -90,6 +94,28 @@ class TimedRun(Run):
             self._due[running.job.id] = math.inf
         else:
             super()._expect_end(running)
+            self._expect_progress(running)
+
+    # -- progress that is told ----------------------------------------------------------------
+
+    def _expect_progress(self, running: Running) -> None:
+        """Let the job tell its progress when it has done enough work, unless it stops or ends before."""
+        job_id, due = running.job.id, self._due[running.job.id]
+        told = self._told.find_next(job_id)
+        if told and running.rate:
+            done_s = running.before.work_s + running.worked_s - self._unseen.get(job_id, 0.0)
+            # What was told before the beginning is told at the beginning.
+            at = max(running.rated + (told.work_s - done_s) / running.rate, running.rated, self._begins)
+            if at < due:
+                self.at(at, lambda now: self._tell_progress(running, told, due, now))
+
+    def _tell_progress(self, running: Running, told: Told, due: float, now: float) -> None:
+        job_id = running.job.id
+        if self.engine.running.get(job_id) is running and self._due[job_id] == due:
+            done_s = running.work(now) - self._unseen.get(job_id, 0.0)
+            self.engine.expect(job_id, now, (told.work_s + told.left_s - done_s) / running.rate)
+            self._told.note(job_id, told.work_s)
+            self._expect_progress(running)
 
     # -- work that is none --------------------------------------------------------------------
 
