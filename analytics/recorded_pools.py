@@ -14,13 +14,15 @@ class NotOnePool(ValueError):
 
 
 def find_only_pool(database: Path, experiment: str, how: str = "") -> str:
-    """Return the pool of all jobs, or of those of the experiment. `how` tells how to choose, if there are
-    several. Raises NotOnePool, QueryError."""
+    """Return the pool of all jobs, or of those of the experiment. `how` is what stands before the name of a
+    pool to choose it, if there are several. Raises NotOnePool, QueryError."""
     pools = [name for (name,) in run_query(database, _POOLS, {"experiment": experiment}).rows]
     if len(pools) == 1:
         return str(pools[0])
     of = f" of experiment {experiment!r}" if experiment else ""
     if not pools:
         raise NotOnePool(f"Warehouse {database} holds no jobs{of}.")
-    choose = f"choose one {how}".rstrip()
-    raise NotOnePool(f"Warehouse {database} holds {len(pools)} pools{of}; {choose}: {', '.join(pools)}.")
+    choose = f"choose one, as in {how}{pools[0]}" if how else "choose one"
+    raise NotOnePool(
+        f"Warehouse {database} holds {len(pools)} pools{of}; {choose}. There are: {', '.join(pools)}."
+    )

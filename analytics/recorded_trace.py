@@ -40,7 +40,7 @@ def load(database: Path, pool: str = "", experiment: str = "", **choices: Any) -
     The jobs are written to a native trace, which is read like any other. Raises TraceError.
     """
     try:
-        pool = pool or find_only_pool(database, experiment, f"with --format {FORMAT}:pool=NAME")
+        pool = pool or find_only_pool(database, experiment, f"--format {FORMAT}:pool=")
         found = run_query(database, _JOBS, {"pool": pool, "experiment": experiment})
     except QueryError as error:
         raise TraceError(f"Warehouse {database} cannot be read: {error}") from None
